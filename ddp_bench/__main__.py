@@ -6,7 +6,6 @@ By its path it finds the package in any folder and puts nothing on `sys.path`: w
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import platform
@@ -81,11 +80,16 @@ def _without_command(arguments: list[str]) -> int:
     from ddp_bench.bench.common.values import did_you_mean
 
     parser = Parser(
-        prog=command(),
+        "",
+        "Measure data-parallel training in PyTorch.",
         usage="%(prog)s COMMAND [options]",
-        description="Measure data-parallel training in PyTorch.",
-        epilog="COMMAND --help lists the options of a command.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=(
+            ("run --gpus 1,2", "how DP and DDP scale here"),
+            ("watch -- torchrun train.py", "where the time of your training goes"),
+            ("gate --interleave main -- --workload net:make", "did it become slower?"),
+        ),
+        exit_codes="that of the command; 2 without one.",
+        details="COMMAND --help lists the options of a command.",
     )
     parser.add_argument("--version", action="store_true", help="print the versions of ddp-bench and torch")
     group = parser.add_argument_group("commands")

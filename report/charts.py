@@ -65,7 +65,7 @@ def scaling(workload: WorkloadCases, *, key: str) -> Figure | None:
     ends = [(found, line.label) for line in lines for found in line.marks if found.x == most]
     ends.sort(key=lambda end: -end[0].estimate)
     said = "; ".join(f"{label} {found.written}" for found, label in ends)
-    not_drawn = "DP's stand-in is not drawn: its speed says nothing of DP."
+    not_drawn = "Emulated DP is not drawn: its speed says nothing of DP on GPUs."
     stands_in = any(case.is_stand_in for case in workload.cases)
     return over_devices(
         lines,

@@ -17,7 +17,16 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog=command("report"), description="Write one self-contained HTML page about a run.")
+    parser = Parser(
+        "report",
+        "Write one self-contained HTML page about a run.",
+        examples=(
+            ("RUN", "writes RUN/report.html"),
+            ("RUN --out page.html", "elsewhere"),
+            ("RUN --markdown", "for a comment"),
+        ),
+        exit_codes="0 written, 2 for a wrong command line or a folder that is no run.",
+    )
     parser.add_argument("run", type=Path, metavar="RUN", help="results folder or archive of a run")
     parser.add_argument("others", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument(

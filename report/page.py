@@ -103,6 +103,7 @@ def page(
     figures += charts.over_batch_sizes(cases)
     shown = [with_rates(case, manifest) for case in named(measured)]
     results = tables.results(cases, conclusion.fastest_id)
+    answers = cards(conclusion.verdicts)
     others = tables.tables(shown, files.traces, comparisons)
     failed, places = tables.unmeasured(cases, files.failures), conditions.ranks(manifest)
     late = tables.late_ranks(find_late_buckets(run, default_of(headline(cases))))
@@ -123,7 +124,8 @@ def page(
         subtitle=conditions.subtitle(run, measured, title),
         command=again(manifest),
         warnings=conditions.warnings(manifest, cases),
-        cards=cards(conclusion.verdicts),
+        headline=answers[0].sentence if answers else "",
+        cards=answers,
         following=Step(following.why, following.command) if following else None,
         cautions=[(caution.kind, caution.sentence) for caution in conclusion.cautions],
         trust=conclusion.trust.lines if conclusion.trust else {},
@@ -132,7 +134,7 @@ def page(
         intervals="In parentheses and as bars: 95% intervals." if shown else "",
         figures=figures,
         sections=[section for section in sections if section is not None],
-        tables=[table for table in (results, failed) if table is not None],
+        tables=[table for table in (*results, failed) if table is not None],
         folds=[fold for fold in folds if fold.figures or fold.tables],
         files=files.tables,
         data=files.data,

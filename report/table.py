@@ -21,7 +21,7 @@ TERMS = {
     "synchronising, in the same round",
     "Exposed by": "how it was estimated. no_sync: the step without synchronising is one under no_sync; "
     "probes: it is one whose buckets were held back until the last was ready, less what they then took",
-    "Hidden": f"100 {TIMES} (1 - exposed / communication alone); none where it adds more than it takes "
+    "Overlap": f"100 {TIMES} (1 - exposed / communication alone); none where it adds more than it takes "
     "alone, all where it adds nothing, empty where it is not known to 50 points",
     "Rounds": "how often a case was measured, in turns with the others",
     "Peak memory": "in tensors, on the device that needs most, without what libraries take (CUDA, NCCL, "
@@ -39,7 +39,7 @@ TERMS = {
     "Bus bandwidth": "bytes of the buckets / their part of communication alone x 2 (n - 1) / n, as "
     "nccl-tests defines it",
     "Overlap, trace": "time in which both compute and communication run, over the time communication "
-    "runs, per rank; unlike hidden it counts compute that communication slows, and waiting for other "
+    "runs, per rank; unlike “Overlap” it counts compute that communication slows, and waiting for other "
     "ranks",
     "Overlap, DDP window": "DDP's own logger: the part of its communication window that lies inside the "
     "backward",

@@ -20,26 +20,22 @@ _ID = words("Id", lambda case: case.case_id)
 _ROUNDS = whole("Rounds", "num_rounds", drop=8)
 
 
-def _ranked(column: Column, of_stand_in: str = "") -> Column:
-    """The column without cases whose speed-up says nothing."""
-    return column._replace(
-        cell=lambda case: column.cell(case) if case.is_ranked else of_stand_in * case.is_stand_in
-    )
+def _ranked(column: Column) -> Column:
+    """Leave out of a column the cases whose speed-up says nothing."""
+    return column._replace(cell=lambda case: column.cell(case) if case.is_ranked else "")
 
 
-SPEEDUP = _ranked(figures("Speed-up", "speedup", TIMES, drop=1), "not ranked")
+SPEEDUP = _ranked(figures("Speed-up", "speedup", TIMES, drop=1))
 _EFFICIENCY = _ranked(figures("Efficiency", "efficiency", "%", 100.0, drop=3))
 _EXPOSED = figures("Exposed", EXPOSED_COMM, "ms", drop=2)
 _EXPOSED_BY = words("Exposed by", lambda case: case.exposed_by if case.exposed_comm_ms else "")
-_HIDDEN = words("Hidden (%)", lambda case: hidden_percent(hidden_share(case), with_interval), "number", 5)
+_OVERLAP = words("Overlap (%)", lambda case: hidden_percent(hidden_share(case), with_interval), "number", 5)
 _PEAK = figures("Peak memory", "peak_mem_mib", "MiB", drop=7)
 _STEP = words("Step (ms)", lambda case: number(case.number("step_ms")), "number", 4)
 
 
 def _over_default(case: CaseResult) -> str:
-    if case.is_stand_in:
-        return "says nothing of DP"
-    found = None if case.answers_nothing else case.interval("vs_ddp_default")
+    found = None if case.answers_nothing or case.is_stand_in else case.interval("vs_ddp_default")
     is_reference = found is not None and found.low == found.high == 1
     return "1, the default" if is_reference else with_interval(found)
 
@@ -69,20 +65,24 @@ def tables(
     ]
 
 
-def results(cases: Sequence[CaseResult], best: str = "") -> Table | None:
-    """Tabulate the measured cases, those with own devices where any have; `best` is the id of one."""
+def results(cases: Sequence[CaseResult], best: str = "") -> list[Table | None]:
+    """Tabulate the measured cases that can be compared, then the others; `best` is the id of the fastest."""
     every = named(workloads(cases))
-    own = sorted(on_own_devices(every), key=lambda case: case.is_stand_in)
-    folded = len(every) - len(own)
-    rate = figures("Throughput", "images_per_s", per_second(unit_of_cases(own)))
-    ratios = SPEEDUP, _EFFICIENCY, _EXPOSED, _HIDDEN, _AGAINST
-    return table(
-        "Results",
-        f"{plural(folded, 'case')} on shared devices: see “Every column”." if folded else "",
-        own,
-        (*NAME_IN_PARTS, _STEP, rate, *ratios, _PEAK, _ROUNDS),
-        best=best,
-    )
+    own = [case for case in on_own_devices(every) if not case.is_stand_in] or every
+    others = [case for case in every if case not in own]
+    rate = figures("Throughput", "images_per_s", per_second(unit_of_cases(every)))
+    ratios = SPEEDUP, _EFFICIENCY, _EXPOSED, _OVERLAP, _AGAINST
+    shown = (*NAME_IN_PARTS, _STEP, rate)
+    return [
+        table("Results", "", own, (*shown, *ratios, _PEAK, _ROUNDS), best=best),
+        table("Also run, not comparable", "", others, (*shown, words("Why", _why_not_comparable, "short"))),
+    ]
+
+
+def _why_not_comparable(case: CaseResult) -> str:
+    """Say why a case's speed is not held against that of others."""
+    shared = "devices are shared: shows that it runs, not how it scales" if case.oversubscribed else ""
+    return shared or "emulated on CPU cores: says nothing of DP's speed on GPUs"
 
 
 def _every_column(ok: Sequence[CaseResult], traces: Mapping[str, tuple[Link, ...]]) -> Table | None:

@@ -46,6 +46,7 @@ def watched_page(run: RunData, files: Files) -> Page:
     sent = (tables.communication(ddp), tables.layouts(ddp))
     more = (tabulate_times(cases[0]), *sent, conditions.ranks(manifest))
     late = [Card("Straggler", "found", "one rank is late", found.straggler)] if found.straggler else []
+    answers = [*cards(found.run.verdicts), *late]
     folds = (
         Section("more", "Steps over time", figures=over_time),
         Section("all-tables", "More tables", tables=[one for one in more if one is not None]),
@@ -56,7 +57,8 @@ def watched_page(run: RunData, files: Files) -> Page:
         heading=conditions.heading(cases),
         status=_count_steps(watched, manifest.timing),
         subtitle=conditions.subtitle(run, measured, "run"),
-        cards=[*cards(found.run.verdicts), *late],
+        headline=answers[0].sentence if answers else "",
+        cards=answers,
         trust=found.trust,
         following=Step(found.advice, "") if found.advice else None,
         notes=found.notes,

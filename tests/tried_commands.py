@@ -64,6 +64,6 @@ def check_names(words):
     name, arguments = own(words)
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
-        main_of(name)(["--help-all" if name in ("run", "tune") else "--help"])
+        main_of(name)(["--help-all"])
     for word in arguments:
         assert not word.startswith("-") or word in said.getvalue().replace("[", " ").split(), words

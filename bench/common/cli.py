@@ -13,6 +13,7 @@ import re
 import shlex
 import shutil
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
@@ -29,14 +30,72 @@ UNRECOGNIZED = "unrecognized arguments: "
 """What argparse says of words that it knows nothing of."""
 
 
+HELP_WIDTH = 80
+"""Columns of the texts around a help's options."""
+
+
+class WholeHelp(argparse.Action):
+    """An option that prints every option."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        """Print the help and leave."""
+        assert isinstance(parser, Parser)
+        print(parser.format_help(whole=True), end="")
+        parser.exit()
+
+
 class Parser(argparse.ArgumentParser):
     """A command line that raises UsageError instead of leaving the process.
 
-    Options are written out: an abbreviation in a script would break with the next option.
+    Options are written out: an abbreviation in a script would break with the next option. `--help` shows the
+    options `common` alone, by their names in the result, where there are more; `--help-all` shows all, with
+    `details`. An example is what follows the command, with its meaning; one that begins with `$ ` is whole.
     """
 
-    def __init__(self, **more: Any) -> None:
-        super().__init__(allow_abbrev=False, **more)
+    def __init__(
+        self,
+        name: str,
+        description: str | None,
+        *,
+        examples: Sequence[tuple[str, str]],
+        exit_codes: str,
+        common: Sequence[str] = (),
+        details: str = "",
+        usage: str | None = None,
+    ) -> None:
+        prog = command(name)
+        shown = [(a.removeprefix("$ ") if a.startswith("$ ") else f"{prog} {a}", b) for a, b in examples]
+        width = max(len(line) for line, meaning in shown if meaning)
+        self.closing = "\n".join(
+            ["examples:", *(f"  {line:<{width}}   {meaning}".rstrip() for line, meaning in shown), ""]
+            + [textwrap.fill(f"Exit status: {exit_codes}", HELP_WIDTH, break_on_hyphens=False)]
+        )
+        self.details = textwrap.fill(details, HELP_WIDTH, break_on_hyphens=False)
+        self.common = common
+        super().__init__(
+            prog=prog,
+            usage=usage,
+            description=textwrap.fill(description or "", HELP_WIDTH),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        every = "every option" if common else argparse.SUPPRESS
+        self.add_argument("--help-all", action=WholeHelp, nargs=0, default=argparse.SUPPRESS, help=every)
+
+    def format_help(self, *, whole: bool = False) -> str:
+        """Write the help, of the common options or of all."""
+        shown = {"help", "help_all", *self.common}
+        hidden = [one for one in self._actions if one.option_strings and one.dest not in shown]
+        hidden = hidden if self.common and not whole else []
+        texts = [one.help for one in hidden]
+        self.epilog = f"{self.closing}\n\n{self.details}" if whole or not self.common else self.closing
+        try:
+            for one in hidden:
+                one.help = argparse.SUPPRESS
+            return super().format_help().rstrip("\n") + "\n"
+        finally:
+            for one, text in zip(hidden, texts, strict=True):
+                one.help = text
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError, which names the command's help, and the option that was meant."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from ..common.cli import Parser, command, entry_point
+from ..common.cli import Parser, entry_point
 from ..common.console import print_table
 from ..common.errors import ExitCode
 from ..common.text import to_json, visible
@@ -24,11 +24,16 @@ STYLES = {"ok": "green", "unknown": "dim", "caution": "yellow", "bad": "bold red
 def parser() -> Parser:
     """Make the command line's parser."""
     made = Parser(
-        prog=command("doctor"),
-        description=__doc__,
-        epilog="It only reads, never changes. Every line is ok, caution, bad or unknown (not readable here); "
-        "caution and bad say what to do. Exit status: 0 when nothing is bad, 1 when something is, 2 for a "
-        "wrong command line.",
+        "doctor",
+        __doc__,
+        examples=(
+            ("", "every check"),
+            ("--quiet", "what needs care"),
+            ("--json", "for a program"),
+        ),
+        exit_codes="0 when nothing is bad, 1 when something is, 2 for a wrong command line.",
+        details="It only reads, never changes. Every line is ok, caution, bad or unknown (not readable here); "
+        "caution and bad say what to do.",
     )
     made.add_argument("--quiet", action="store_true", help="only what is caution or bad")
     made.add_argument("--json", action="store_true", help="findings as JSON on stdout")

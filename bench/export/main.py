@@ -13,11 +13,17 @@ FORMATS = "pytest-benchmark", "zip"
 def parser() -> cli.Parser:
     """The command line."""
     made = cli.Parser(
-        prog=cli.command("export"),
-        description=__doc__,
-        epilog="pytest-benchmark: its JSON, in seconds per step, which github-action-benchmark and Bencher "
+        "export",
+        __doc__,
+        examples=(
+            ("RUN --format zip --out run.zip", "to send it"),
+            ("RUN --format pytest-benchmark", "JSON on standard output"),
+            ("RUN --format pytest-benchmark --out bench.json", "the same as a file"),
+        ),
+        exit_codes="0 written, 2 for a wrong command line or a folder that is no run.",
+        details="pytest-benchmark: its JSON, in seconds per step, which github-action-benchmark and Bencher "
         "read, too. zip: without names of hosts, folders and users; commands read it as a run. What was not "
-        "measured is left out. docs/export.md has examples.",
+        "measured is left out. docs/export.md has more.",
     )
     made.add_argument("run", type=Path, metavar="RUN", help="results folder or archive of a run")
     made.add_argument("--format", required=True, metavar="NAME", help=f"one of {', '.join(FORMATS)}")

@@ -162,4 +162,4 @@ def _describe_stages(stand_in: CaseResult) -> str:
     largest = sorted(stages.items(), key=lambda stage: -stage[1].estimate)
     parts = ", ".join(f"{name} {with_interval(ms, 'ms', digits=2)}" for name, ms in largest)
     few = " (few rounds: no intervals)" * any(math.isnan(ms.low) for ms in stages.values())
-    return f"Stages of DP's stand-in, in a pass of their own: {parts}{few}"
+    return f"Stages of emulated DP, in a pass of their own: {parts}{few}"

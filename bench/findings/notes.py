@@ -1,4 +1,4 @@
-"""Notes on cases: shared devices, skipped cases; and why a mode has no number."""
+"""Notes on cases that were skipped; and why a mode has no number."""
 
 from __future__ import annotations
 
@@ -7,32 +7,19 @@ from collections.abc import Iterable, Sequence
 from ..common.numbers import plural
 from ..common.text import listed
 from ..results.case_result import CaseResult
-from ..results.comparisons import on_own_devices
-from .wording import case_parts, place, short_mode
+from .wording import case_parts
 
 _REASONS = 3
 
 
 def describe_cases(cases: Sequence[CaseResult]) -> list[str]:
-    """Say which cases share devices and which were skipped, a sentence each."""
+    """Say what was not measured: cases that were skipped, and passes, a sentence each."""
     found = (
-        _shared(cases),
         "" if any(case.is_ok for case in cases) else "Nothing was measured: no case ended with status ok.",
         _skipped(cases),
         _without_passes(cases),
     )
     return [said for said in found if said]
-
-
-def _shared(cases: Sequence[CaseResult]) -> str:
-    """Cases that share devices, in one line: they tell nothing about scaling."""
-    ok = [case for case in cases if case.is_ok]
-    in_table = {case.case_id for case in on_own_devices(ok)}
-    shared = [case for case in ok if case.case_id not in in_table]
-    if not shared:
-        return ""
-    named = dict.fromkeys(f"{short_mode(case)} on {place(case)}" for case in shared)
-    return f"Not in the table, as shared devices tell nothing of scaling: {listed([*named])}."
 
 
 def _skipped(cases: Sequence[CaseResult]) -> str:

@@ -22,7 +22,7 @@ CPU_STAND_IN = "A device here is one CPU core standing in for a GPU: ratios show
 DEFAULT_CAP = "Cap default is PyTorch's: a first bucket of 1 MiB, then 25 MiB"
 """Stands where other caps are shown beside it."""
 
-_DP_STAND_IN = "DP stand-in (CPU): nn.DataParallel's stages, by one process on CPU cores; it is not ranked"
+_EMULATED_DP = "DP is emulated: one process goes through nn.DataParallel's stages on CPU cores; it is not compared"
 
 _SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B"}
 _LINK = re.compile(r"(?P<rate>[0-9]+(?:\.[0-9]+)?)(?P<unit>[kmg])bit(?:\+(?P<delay>[0-9.]+)(?P<time>\w+))?")
@@ -87,18 +87,18 @@ def place(case: CaseResult) -> str:
 def stand_ins(cases: Iterable[CaseResult]) -> list[str]:
     """Say what stands in for what in these cases, a sentence each without its full stop."""
     modes = {case.mode for case in cases if case.device_type == "cpu"}
-    return [CPU_STAND_IN, *([_DP_STAND_IN] if "dp" in modes else [])] if modes else []
+    return [CPU_STAND_IN, *([_EMULATED_DP] if "dp" in modes else [])] if modes else []
 
 
 def mode_name(case: CaseResult) -> str:
-    """Name the mode in a sentence: `DDP`, `DP`, `DP stand-in (CPU)`."""
+    """Name the mode in a sentence: `DDP`, `DP`, `DP emulated (CPU)`."""
     return f"{short_mode(case)}{' (CPU)' if case.is_stand_in else ''}"
 
 
 def short_mode(case: CaseResult) -> str:
-    """Name the mode in a figure or a table: `DDP`, `DP`, `DP stand-in`, and whether it is not proved."""
-    stand_in, not_proved = " stand-in" * case.is_stand_in, " (not proved)" * bool(case.not_proved)
-    return f"{SPECS[case.mode].label}{stand_in}{not_proved}"
+    """Name the mode in a figure or a table: `DDP`, `DP`, `DP emulated`, and whether it is not proved."""
+    emulated, not_proved = " emulated" * case.is_stand_in, " (not proved)" * bool(case.not_proved)
+    return f"{SPECS[case.mode].label}{emulated}{not_proved}"
 
 
 def cap_label(cap: str) -> str:

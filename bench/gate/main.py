@@ -17,9 +17,17 @@ DEFAULT_LAUNCHES = (6, 8, 12, 24)
 def parser() -> cli.Parser:
     """The command line."""
     made = cli.Parser(
-        prog=cli.command("gate"),
-        description=__doc__,
-        epilog="A regression needs both: an interval of candidate / baseline that excludes no change, and a "
+        "gate",
+        "Gate a run against a baseline, or the code as it stands against another commit or environment.",
+        common=("interleave", "threshold", "python", "max_time", "junit"),
+        examples=(
+            ("BASELINE CANDIDATE", "two runs"),
+            ("--interleave main -- --workload net:make --gpus 2", "measure both now"),
+            ("--interleave . --python /old/venv/bin/python -- --gpus 2", "two environments"),
+        ),
+        exit_codes="0 pass, 1 regression or a missing case, 2 your input or setup, 3 undecided or nothing to "
+        "compare, 4 not measured.",
+        details="A regression needs both: an interval of candidate / baseline that excludes no change, and a "
         "change beyond the threshold. At most 1% of gates report one that is none: docs/gate.md.",
     )
     what = made.add_argument_group("what to compare")

@@ -70,13 +70,17 @@ class Stopped(BaseException):
 def parse(argv: Sequence[str]) -> LabOptions:
     """Parse the command line. Raises UsageError for a value that cannot be used, or no command after `--`."""
     parser = Parser(
-        prog=command("lab"),
+        "lab",
+        __doc__,
         usage="%(prog)s --hosts N --rate RATE [options] -- COMMAND ...",
-        description=__doc__,
-        epilog=f"Example: {command('lab')} --hosts 2 --rate 1gbit -- python train.py. The command is started "
-        "once per rank, with RANK, MASTER_ADDR and the rest as under torchrun; torchrun itself once a host. "
-        "docs/lab.md says what to know about the link. Exit status: the job's; 2 for a wrong command line; "
-        "128 + N after signal N.",
+        examples=(
+            ("--hosts 2 --rate 1gbit -- python train.py", "a process per rank"),
+            ("--hosts 2 --rate 1gbit -- torchrun train.py", "a torchrun per host"),
+            ("--hosts 4 --rate 200mbit -- python -m bench.run", "a run over it"),
+        ),
+        exit_codes="the command's; 2 for a wrong command line; 128 + N after signal N.",
+        details="The command is started once per rank, with RANK, MASTER_ADDR and the rest as under torchrun; "
+        "torchrun itself once a host. docs/lab.md says what to know about the link.",
     )
     add = parser.add_argument
     add("--hosts", required=True, metavar="N", help="number of hosts, 2 to 64")

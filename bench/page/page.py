@@ -123,6 +123,8 @@ class Page:
     """A whole page: `title` names it, `heading` says of what it is; what is not given is not shown."""
 
     title: str
+    headline: str = ""
+    """The first answer, where there is one."""
     heading: str = ""
     status: str = ""
     """What was decided, and behind a dot or a colon more about it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
+from itertools import chain, repeat
 
 from rich import box
 from rich.cells import cell_len
@@ -20,8 +21,8 @@ from .page import Cell, Heading, Page, Table
 TEXT_WIDTH = 100
 """Columns of a sentence; longer lines are hard to read."""
 
-LABEL_WIDTH = 24
-"""Columns of what stands before an answer, as `trust: other machines`; more where that is longer."""
+LABEL_WIDTH = 16
+"""Columns of what stands before an answer, as `Communication`; more where that is longer."""
 
 _GAP = 1
 """Columns between those of a table."""
@@ -34,8 +35,9 @@ def show(page: Page, *, place: str = "", piped_width: int = PIPED_WIDTH) -> None
     """
     width = RichConsole(file=sys.stdout).width if sys.stdout.isatty() else piped_width
     text_width = min(width, TEXT_WIDTH)
-    after = [(f"trust: {claim}", worth) for claim, worth in page.trust.items()]
-    after += [("next", page.following.why)] if page.following else []
+    labels_of_trust = chain(["Confidence"], repeat(""))
+    after = [(next(labels_of_trust), f"{claim}: {worth}") for claim, worth in page.trust.items()]
+    after += [("Next step", page.following.why)] if page.following else []
     answers = [(card.title, card.sentence) for card in page.cards]
     labels = max([LABEL_WIDTH, *(len(visible(label)) + 2 for label, _ in (*answers, *after))])
 
@@ -53,11 +55,12 @@ def show(page: Page, *, place: str = "", piped_width: int = PIPED_WIDTH) -> None
     _print(*labelled(answers), gap=any(head))
     for i, table in enumerate(page.tables):
         _print(table.title, gap=any(head) or bool(answers) or i > 0)
-        _show_table(page, table, width, text_width)
-    _print(page.intervals if page.tables else "")
+        _show_table(table, width, text_width)
+    explained = " The report explains the columns." if place and page.terms else ""
+    _print(f"{page.intervals}{explained}" if page.tables else "")
     _print(*(_filled("- ", note, text_width) for note in page.notes), gap=True)
     command = f"  {page.following.command}" if page.following and page.following.command else ""
-    _print(*labelled(after), command, f"{'report':<{labels}}{place}" if place else "", gap=True)
+    _print(*labelled(after), command, f"{'Report':<{labels}}{place}" if place else "", gap=True)
 
 
 def _print(*lines: str, gap: bool = False) -> None:
@@ -79,15 +82,13 @@ def _filled(label: str, said: str, width: int) -> str:
     )
 
 
-def _show_table(page: Page, table: Table, width: int, text_width: int) -> None:
+def _show_table(table: Table, width: int, text_width: int) -> None:
     if any(column.kind == "long" for column in table.columns):  # no line is too long where each is a text
         _print(*(": ".join(filter(None, map(_text, row))) for row in table.rows))
         return
     kept = fitting(table, width)
     RichConsole(file=sys.stdout, width=max(width, _width(table, kept))).print(grid(table, width))
-    terms = dict.fromkeys(table.columns[i].term for i in kept)
-    said = [f"{term}: {page.terms[term]}." for term in terms if term in page.terms]
-    _print(*(_filled("", line, text_width) for line in (*said, *table.below)))
+    _print(*(_filled("", line, text_width) for line in table.below))
 
 
 def grid(table: Table, width: int) -> RichTable:

@@ -11,9 +11,16 @@ from .networks import NETWORKS
 def parser() -> cli.Parser:
     """The command line."""
     made = cli.Parser(
-        prog=cli.command("predict"),
-        description=__doc__,
-        epilog=f"Networks: {', '.join(NETWORKS)}, link:RATE such as link:350mbit, the folder of a "
+        "predict",
+        __doc__,
+        common=("throughput", "gpus", "network", "intra", "validate"),
+        examples=(
+            ("RUN --gpus 16,64 --network ib-400g", "from a run"),
+            ("RUN --validate", "its own measured cases"),
+            ("--throughput 319 --arch resnet50 --batch-size 32 --gpus 2 --network ib-100g", ""),
+        ),
+        exit_codes="0 predicted, 2 for a wrong command line, or a run that nothing can be predicted from.",
+        details=f"Networks: {', '.join(NETWORKS)}, link:RATE such as link:350mbit, the folder of a "
         "calibrated run whose all-reduces to take, or a network of your own, FILE.toml:NAME.",
     )
     made.add_argument(
@@ -29,7 +36,7 @@ def parser() -> cli.Parser:
 
     add = made.add_argument_group("devices and what joins them").add_argument
     add("--gpus", metavar="N,N", help="devices to predict, up to 4096")
-    add("--network", metavar="NAME,NAME", help="what joins the nodes; default: as measured in RUN")
+    add("--network", metavar="NAME,NAME", help="what joins the nodes (--help-all); default as in RUN")
     add("--intra", metavar="NAME", help="what joins the GPUs of a node, such as nvlink-h100")
     add("--gpus-per-node", metavar="N", help="default 1, with --intra 8")
     add("--nics-per-node", metavar="N", help="network ports that a node's GPUs share; default one per GPU")

@@ -48,7 +48,7 @@ MOST_IN_16_BITS = 0.25
 of bf16 cost 3% on ResNet-20 and 13% on ResNet-50, in eval mode."""
 
 NOT_STOOD_IN = (
-    "the DP stand-in of CPU cores does not take this model, which nn.DataParallel on GPUs may; both split "
+    "DP as emulated on CPU cores does not take this model, which nn.DataParallel on GPUs may; both split "
     "each tensor of the inputs, those of lists too, along dimension 0"
 )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,10 +38,7 @@ GROUPS = {
 """Settings by the title of their group in `--help`, in the order of reading."""
 
 
-FIRST_WEEK = (
-    *("modes", "gpus", "arch", "workload", "batch_size", "bucket_cap_mb", "max_time", "rounds", "out"),
-    *("preset", "resume", "dry_run"),
-)
+COMMON = ("modes", "gpus", "workload", "bucket_cap_mb", "max_time")
 """Options that `--help` shows; `--help-all` shows all."""
 
 
@@ -53,7 +49,7 @@ class CommandHelp:
     name: str
     """Of the command; a command other than `run` has the preset of its name, and refuses another."""
     description: str
-    examples: str
+    examples: Sequence[tuple[str, str]]
     meanings: Mapping[str, str] = field(default_factory=dict)
     """Help of options by their names, where it is another than in `run`."""
 
@@ -68,52 +64,39 @@ class CommandHelp:
         return "--preset" if self.name == "run" else f"the preset {self.name}"
 
 
-EXAMPLES = """examples:
-  {command} --dry-run              the plan and its time
-  {command} --gpus 1,2,4           DP and DDP on 1, 2 and 4 devices
-  {command} --workload net:make    your model: make() in net.py
-  {command} --preset ddp-paper     what the DDP paper varies
-"""
+EXAMPLES = (
+    ("--dry-run", "the plan and its time"),
+    ("--gpus 1,2,4", "DP and DDP on 1, 2 and 4 devices"),
+    ("--workload net:make", "your model: make() in net.py"),
+)
 
-RESULTS = """
-Results: a table here; report.html (open first) and cases.csv in the folder.
-Exit status: 0 done, 2 your input or setup, 4 a mode could not be measured.
-Clusters: docs/clusters.md. Two versions: {gate}
-"""
+EXIT_CODES = "0 done, 2 your input or setup, 4 a mode could not be measured."
 
 RUN = CommandHelp("run", __doc__, EXAMPLES)
 
-ORDER = """An option on|off may stand alone for on; of one with ,… each value is measured.
-Settings come from defaults, then {layers}, then --config, then these options."""
 
-
-def parser(told: CommandHelp = RUN, *, whole: bool = False) -> Parser:
-    """Make the parser: an option per setting, plus how to invoke; a `whole` one helps with every option."""
-
-    class WholeHelp(argparse.Action):
-        def __call__(self, *_: object) -> None:
-            parser(told, whole=True).print_help()
-            made.exit()
-
-    short = told.examples.format(command=command(told.name)) + RESULTS.format(gate=command("gate", "--help"))
+def parser(told: CommandHelp = RUN) -> Parser:
+    """Make the parser: an option per setting, plus how to invoke."""
     made = Parser(
-        prog=command(told.name),
+        told.name,
+        told.description,
         usage="%(prog)s [options]",
-        description=textwrap.fill(told.description, 80),
-        epilog=ORDER.format(layers=told.layers) if whole else short,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        common=COMMON,
+        examples=told.examples,
+        exit_codes=EXIT_CODES,
+        details="An option on|off may stand alone for on; of one with ,… each value is measured. Settings come "
+        f"from defaults, then {told.layers}, then --config, then these options.",
     )
 
     def add(group: Any, name: str, meaning: str, **how: Any) -> None:
-        is_shown = (whole or name in FIRST_WEEK) and name not in told.refused
-        shown = told.meanings.get(name, meaning) if is_shown else argparse.SUPPRESS
+        shown = argparse.SUPPRESS if name in told.refused else told.meanings.get(name, meaning)
         group.add_argument(f"--{name.replace('_', '-')}", help=shown, **how)
 
     options = {option.name: option for option in options_of()}
     of_preset = PRESETS.get(told.name, {})
     of_preset = {**RACE_DEFAULTS, **of_preset} if of_preset.get("race") else of_preset
     for title, names in GROUPS.items():
-        group = made.add_argument_group(title) if whole else made
+        group = made.add_argument_group(title)
         for option in map(options.__getitem__, names):
             metavar, meaning = option.metavar, option.help
             default = of_preset.get(option.name, option.default)
@@ -130,8 +113,6 @@ def parser(told: CommandHelp = RUN, *, whole: bool = False) -> Parser:
     add(made, "preset", f"settings by name: {', '.join(PRESETS)}", metavar="NAME")
     add(made, "config", "settings from a TOML file", type=Path, metavar="FILE.toml")
     add(made, "dry_run", "print the plan and its expected time; run nothing", action="store_true")
-    every = "every option, with values and defaults"
-    made.add_argument("--help-all", action=WholeHelp, nargs=0, default=argparse.SUPPRESS, help=every)
     return made
 
 

@@ -9,12 +9,11 @@ from ..common.cli import speaker
 from .main import CommandHelp
 from .main import main as run
 
-EXAMPLES = """examples:
-  {command} --dry-run               the plan and its time
-  {command} --gpus 8                DDP's bucket caps on 8 devices
-  {command} --workload net:make     your model: make() in net.py
-  {command} --comm-hook none,fp16   other DDP settings, too
-"""
+EXAMPLES = (
+    ("--gpus 8", "DDP's bucket caps on 8 devices"),
+    ("--workload net:make", "your model: make() in net.py"),
+    ("--comm-hook none,fp16", "other DDP settings, too"),
+)
 
 MEANINGS = {"modes": "wrappers to compare: ddp, replicate, fsdp (docs/forms.md) (default: ddp)"}
 

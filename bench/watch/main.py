@@ -17,24 +17,20 @@ from ..common.process import host_name
 from ..common.values import positive_int, whole_number
 from . import STEPS
 
-EPILOG = """examples:
-  {command} -- torchrun --nproc-per-node 2 train.py --epochs 1
-  {command} --steps 100 --stop -- python train.py         end after 100 steps and the report
-  torchrun --nproc-per-node 2 -m ddp_bench watch --out watched train.py     the same on every host
-
-Exit status: the command's; 128 + N where signal N ended it; 0 with --stop; 2 for a wrong command line.
-docs/watch.md says how it works, and what it cannot see.
-"""
-
-
 def parser() -> Parser:
     """Make the command line's parser."""
     made = Parser(
-        prog=command("watch"),
+        "watch",
+        __doc__,
         usage="%(prog)s [options] -- COMMAND ...",
-        description=__doc__,
-        epilog=EPILOG.format(command=command("watch")),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        common=("out", "steps", "stop", "bucket_cap_mb", "quiet"),
+        examples=(
+            ("-- torchrun --nproc-per-node 2 train.py", "your training, as it is"),
+            ("--steps 100 --stop -- python train.py", "end after 100 steps"),
+            ("$ torchrun --nproc-per-node 2 -m ddp_bench watch --out watched train.py", ""),
+        ),
+        exit_codes="the command's; 128 + N where signal N ended it; 0 with --stop; 2 for a wrong command "
+        "line. docs/watch.md says how it works, and what it cannot see.",
     )
     add = made.add_argument
     add("--out", metavar="DIR", help="new folder for the results (default: results/<time>-<host>-watch)")

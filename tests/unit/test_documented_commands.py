@@ -59,7 +59,7 @@ def helps():
     """The commands of every help, in the form of a terminal that is wide enough for a line each."""
     found = []
     for name in OURS:
-        for option in ("--help", *(["--help-all"] if name in ("run", "tune") else [])):
+        for option in ("--help", "--help-all"):
             said = io.StringIO()
             with (
                 contextlib.redirect_stdout(said),

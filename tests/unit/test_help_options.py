@@ -77,7 +77,7 @@ def offered(name):
     """The options of a command's whole help, each with its metavar."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
-        main_of(name)(["--help-all" if name in ("run", "tune") else "--help"])
+        main_of(name)(["--help-all"])
     text = said.getvalue().partition("\n\n")[2]
     return re.findall(r"^  (--[\w-]+)(?: (\S+))?", text, re.MULTILINE)
 
