@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..bench.common.numbers import MIB, TIMES, number, per_second, plural, singular, with_interval
+from ..bench.common.numbers import MIB, TIMES, number, per_second, singular, with_interval
 from ..bench.findings.late_ranks import LateBucket
 from ..bench.findings.wording import hidden_percent, hidden_share, unit_of_cases
 from ..bench.page.page import Heading, Link, Table
@@ -192,7 +192,7 @@ def communication(ddp: Sequence[CaseResult]) -> Table | None:
         figures("Bus bandwidth", "bus_gb_per_s", "GB/s"),
         _EXPOSED,
         _EXPOSED_BY,
-        _HIDDEN,
+        _OVERLAP,
         figures("Overlap, trace", "overlap_trace_pct", "%"),
         figures("Overlap, DDP window", "overlap_window_pct", "%"),
         figures("Compute slow-down", "compute_slowdown", TIMES),

@@ -66,16 +66,15 @@ class Parser(argparse.ArgumentParser):
         prog = command(name)
         shown = [(a.removeprefix("$ ") if a.startswith("$ ") else f"{prog} {a}", b) for a, b in examples]
         width = max(len(line) for line, meaning in shown if meaning)
-        self.closing = "\n".join(
-            ["examples:", *(f"  {line:<{width}}   {meaning}".rstrip() for line, meaning in shown), ""]
-            + [textwrap.fill(f"Exit status: {exit_codes}", HELP_WIDTH, break_on_hyphens=False)]
-        )
+        codes = textwrap.fill(f"Exit status: {exit_codes}", HELP_WIDTH, break_on_hyphens=False)
+        lines = (f"  {line:<{width}}   {meaning}".rstrip() for line, meaning in shown)
+        self.closing = "\n".join(["examples:", *lines, "", codes])
         self.details = textwrap.fill(details, HELP_WIDTH, break_on_hyphens=False)
         self.common = common
         super().__init__(
             prog=prog,
             usage=usage,
-            description=textwrap.fill(description or "", HELP_WIDTH),
+            description=textwrap.fill(" ".join((description or "").split()), HELP_WIDTH),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )

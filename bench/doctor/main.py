@@ -32,8 +32,8 @@ def parser() -> Parser:
             ("--json", "for a program"),
         ),
         exit_codes="0 when nothing is bad, 1 when something is, 2 for a wrong command line.",
-        details="It only reads, never changes. Every line is ok, caution, bad or unknown (not readable here); "
-        "caution and bad say what to do.",
+        details="It only reads, never changes. Every line is ok, caution, bad or unknown (not readable "
+        "here); caution and bad say what to do.",
     )
     made.add_argument("--quiet", action="store_true", help="only what is caution or bad")
     made.add_argument("--json", action="store_true", help="findings as JSON on stdout")

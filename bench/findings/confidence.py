@@ -64,7 +64,7 @@ def assess_confidence(
         order=f"in doubt ({direction})" if direction else order,
         size=f"{size}; {load}" if load else size,
         next_run=f"{repeats}{changed}",
-        other_machines="not GPUs: a device here is a CPU core; measure there"
+        other_machines="a device here is a CPU core; measure on GPUs"
         if on_cpu
         else "depends on GPU, interconnect and PyTorch version: measure there",
     )

@@ -22,7 +22,9 @@ CPU_STAND_IN = "A device here is one CPU core standing in for a GPU: ratios show
 DEFAULT_CAP = "Cap default is PyTorch's: a first bucket of 1 MiB, then 25 MiB"
 """Stands where other caps are shown beside it."""
 
-_EMULATED_DP = "DP is emulated: one process goes through nn.DataParallel's stages on CPU cores; it is not compared"
+_EMULATED_DP = (
+    "DP is emulated: one process goes through nn.DataParallel's stages on CPU cores; it is not compared"
+)
 
 _SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B"}
 _LINK = re.compile(r"(?P<rate>[0-9]+(?:\.[0-9]+)?)(?P<unit>[kmg])bit(?:\+(?P<delay>[0-9.]+)(?P<time>\w+))?")

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import IO, NoReturn, TypeVar
 
-from ..common.cli import Parser, command, guarded, resolve_command
+from ..common.cli import Parser, guarded, resolve_command
 from ..common.errors import UsageError
 from ..common.process import POLL_S, allowed_cores, ended, huge_pages_env, own_command
 from ..common.values import positive_int
@@ -76,11 +76,11 @@ def parse(argv: Sequence[str]) -> LabOptions:
         examples=(
             ("--hosts 2 --rate 1gbit -- python train.py", "a process per rank"),
             ("--hosts 2 --rate 1gbit -- torchrun train.py", "a torchrun per host"),
-            ("--hosts 4 --rate 200mbit -- python -m bench.run", "a run over it"),
+            ("--hosts 2 --ranks-per-host 2 --rate 200mbit -- python train.py", "four ranks"),
         ),
         exit_codes="the command's; 2 for a wrong command line; 128 + N after signal N.",
-        details="The command is started once per rank, with RANK, MASTER_ADDR and the rest as under torchrun; "
-        "torchrun itself once a host. docs/lab.md says what to know about the link.",
+        details="The command is started once per rank, with RANK, MASTER_ADDR and the rest as under "
+        "torchrun; torchrun itself once a host. docs/lab.md says what to know about the link.",
     )
     add = parser.add_argument
     add("--hosts", required=True, metavar="N", help="number of hosts, 2 to 64")

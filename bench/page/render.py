@@ -48,8 +48,7 @@ def explained(page: Page) -> Page:
             for one in found.figures
         ]
         tables = [
-            replace(one, below=(*meanings(column.term for column in one.columns), *one.below))
-            for one in found.tables
+            replace(one, meanings=(*meanings(column.term for column in one.columns),)) for one in found.tables
         ]
         return replace(found, figures=figures, tables=tables)
 

@@ -57,7 +57,7 @@ def show(page: Page, *, place: str = "", piped_width: int = PIPED_WIDTH) -> None
         _print(table.title, gap=any(head) or bool(answers) or i > 0)
         _show_table(table, width, text_width)
     explained = " The report explains the columns." if place and page.terms else ""
-    _print(f"{page.intervals}{explained}" if page.tables else "")
+    _print(f"{page.intervals.replace(' and as bars', '')}{explained}" if page.tables else "")
     _print(*(_filled("- ", note, text_width) for note in page.notes), gap=True)
     command = f"  {page.following.command}" if page.following and page.following.command else ""
     _print(*labelled(after), command, f"{'Report':<{labels}}{place}" if place else "", gap=True)

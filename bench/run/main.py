@@ -84,8 +84,8 @@ def parser(told: CommandHelp = RUN) -> Parser:
         common=COMMON,
         examples=told.examples,
         exit_codes=EXIT_CODES,
-        details="An option on|off may stand alone for on; of one with ,… each value is measured. Settings come "
-        f"from defaults, then {told.layers}, then --config, then these options.",
+        details="An option on|off may stand alone for on; of one with ,… each value is measured. Settings "
+        f"come from defaults, then {told.layers}, then --config, then these options.",
     )
 
     def add(group: Any, name: str, meaning: str, **how: Any) -> None:

@@ -151,7 +151,7 @@ class Rounds(CaseRunner):
         """Bring the tables up to date now and then, and at a look rest the cases that have enough."""
         look = is_look(num_rounds)
         if look or self.elapsed_s() - self._written_s >= WRITE_EVERY_S:
-            measured = results(case_results(self.recorder.write()))
+            measured, _ = results(case_results(self.recorder.write()))
             if measured is not None:
                 self.console.table(grid(measured, get_terminal_size().columns))
             self._written_s = self.elapsed_s()

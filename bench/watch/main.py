@@ -17,6 +17,7 @@ from ..common.process import host_name
 from ..common.values import positive_int, whole_number
 from . import STEPS
 
+
 def parser() -> Parser:
     """Make the command line's parser."""
     made = Parser(

@@ -108,8 +108,8 @@ def test_text_sorts_by_the_numbers_in_it_and_blanks_stay_last(open_page):
 def test_words_in_a_column_of_numbers_stay_last_whichever_way_it_is_sorted(open_page):
     table = results(open_page())
     for is_falling in (False, True):
-        table.get_by_role("columnheader", name="Hidden (%)").get_by_role("button").click()
-        cells = column(table, "Hidden (%)")
+        table.get_by_role("columnheader", name="Overlap (%)").get_by_role("button").click()
+        cells = column(table, "Overlap (%)")
         numbers = [float(cell.split()[0]) for cell in cells if cell and cell != "none"]
         assert numbers == sorted(numbers, reverse=is_falling)
         assert len(numbers) > 2

@@ -47,7 +47,7 @@ FEW += ("negatives of all ranks", "batch norm in float32")
 MOST = [name for name in PROVED if name not in FEW]
 
 IN_DP = {
-    "a penalty on slopes": "Unsupported: the DP stand-in of CPU cores does not take this model",
+    "a penalty on slopes": "Unsupported: DP as emulated on CPU cores does not take this model",
     "a loss in training alone": None,
     "negatives of all ranks": None,
 }

@@ -220,7 +220,7 @@ def test_the_page_draws_rate_and_exposed_share_over_sizes_and_names_them_in_tabl
         for size, at in zip(SIZES, (40, 20, 10), strict=True)
     ]
     assert "at batch 64" in figures["batch-exposed_pct"].caption
-    table = results(read([*SINGLES, *ddps]))
+    table, _ = results(read([*SINGLES, *ddps]))
     names = [heading.name for heading in table.columns]
     assert [row[names.index("Workload")] for row in table.rows] == [
         f"batch {size}" for size in SIZES for _ in "12"

@@ -322,7 +322,7 @@ def test_junit_has_a_test_case_for_each_case(steps, allowed, outcomes, tmp_path)
     main([*runs, "--quiet", *allowed, "--junit", str(tmp_path / "gate.xml")])
     suite = ET.parse(tmp_path / "gate.xml").getroot()
     cases = {case.get("name"): case for case in suite.iter("testcase")}
-    names = ("single, 1 CPU core", "DP stand-in, 2 CPU cores", "DDP, 2 CPU cores, cap default")
+    names = ("single, 1 CPU core", "DP emulated, 2 CPU cores", "DDP, 2 CPU cores, cap default")
     found = [next((e.tag for e in cases[name] if e.tag != "system-out"), None) for name in names]
     assert found == outcomes
     counted = [int(suite.get(name)) for name in ("tests", "failures", "skipped", "errors")]

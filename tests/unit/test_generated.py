@@ -207,24 +207,28 @@ def shares(made):
 
 
 def ranked(made):
-    """Stand-ins and shared GPUs win nothing and have no speed-up; a note on what is missing is right."""
+    """Stand-ins and shared GPUs win nothing and have no speed-up; each case has a row."""
     by_id = {case.case_id: case for case in made.run.results}
     (results,) = [table for table in made.page.tables if table.title == "Results"] or [None]
     for one in made.conclusion.verdicts:
         case = by_id.get(one.faster_id)
         if case and (case.is_stand_in or case.answers_nothing):
             yield one.text
-    left_out = [note for note in made.page.notes if note.startswith("Not in the table")]
+    others = [table for table in made.page.tables if table.title == "Also run, not comparable"]
+    rows = [row for table in ([results] if results else []) + others for row in table.rows]
+    if len(rows) != sum(case.is_ok and case.images_per_s is not None for case in made.run.results):
+        yield f"{len(rows)} rows of as many cases"
     names = [column.name for column in results.columns] if results else []
     for row in results.rows if results else ():
         cells = dict(zip(names, row, strict=True))
         speedup = next((cell for name, cell in cells.items() if name.startswith("Speed-up")), "")
-        is_stand_in = cells["Case"].startswith("DP stand-in")
+        is_stand_in = cells["Case"].startswith("DP emulated")
         if ("shared" in cells["Case"] or is_stand_in) and re.search(r"\d", speedup):
             yield str(row)
-        where = f"{cells['Devices']} shared"
-        if any(f"{cells['Case'].partition(',')[0]} on {where}" in note for note in left_out):
-            yield f"{row} is in the table: {left_out}"
+        apart = [row[0] for table in others for row in table.rows]
+        shared_apart = any("shared" in name and "emulated" not in name for name in apart)
+        if (is_stand_in and apart) or ("shared" in cells["Case"] and shared_apart):
+            yield f"{row} is among those that compare"
     for case in made.run.results:
         if case.number("ranked") is not None and bool(case.number("ranked")) != case.is_ranked:
             yield f"{case.case_id} ranked {case.number('ranked')}"

@@ -64,7 +64,7 @@ def test_a_stand_in_for_dp_is_not_drawn_and_said_so():
     cases = [case("single", 1, 100.0), case("dp", 2, 150.0), case("ddp", 2, 120.0)]
     shown = speedups([one | {"device_type": "cpu"} for one in cases])
     assert "DP" not in "".join(drawn(shown)).replace("DDP", "")
-    assert "stand-in is not drawn" in shown.note
+    assert "Emulated DP is not drawn" in shown.note
 
 
 def test_many_devices_are_drawn_on_logarithmic_axes_all_others_from_zero():

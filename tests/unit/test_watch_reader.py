@@ -293,7 +293,7 @@ def test_the_end_says_what_was_found_with_units_and_intervals(tmp_path, capsys):
         " ms, ",
         "Straggler Rank 1 is a straggler: ",
         "75 of 80 optimizer steps compared · 17 of them probes · ",
-        "next Look at ",
+        "Next step Look at ",
     ):
         assert words in said
     assert said.endswith("watched/report.html")
