@@ -1,1 +1,1 @@
-"""What is asked for, and the cases that follow from it."""
+"""Settings that a user asks for, and the cases that follow from them."""

@@ -27,7 +27,7 @@ PYTORCH_CAPS = "default"
 """Those of DDP where nothing is said: a small first bucket, then 25 MiB."""
 
 ONE_BYTE_MIB = 1e-6
-"""What DDP is given for a cap of 0, which it does not take: one byte, which every parameter reaches."""
+"""Cap that DDP is given for a cap of 0, which it does not take: one byte, which every parameter reaches."""
 
 
 def bucket_caps(text: str) -> Caps:
@@ -52,7 +52,7 @@ def caps_mib(caps: Caps) -> tuple[float, ...]:
 
 
 def cap_arguments(caps: Caps) -> dict[str, Any]:
-    """What DDP's constructor is given for them."""
+    """Return the arguments of DDP's constructor for these caps."""
     mib = caps_mib(caps)
     if len(mib) > 1:
         return {"bucket_cap_mb_list": list(mib)}
@@ -60,7 +60,7 @@ def cap_arguments(caps: Caps) -> dict[str, Any]:
 
 
 def cap_code(caps: Caps) -> str:
-    """What is typed for them in a call of DDP: `bucket_cap_mb=25`; empty for PyTorch's own."""
+    """Return the argument to type in a call of DDP: `bucket_cap_mb=25`; empty for PyTorch's own caps."""
     if "/" in caps:
         return f"bucket_cap_mb_list=[{caps.replace('/', ', ')}]"
     return "".join(f"{name}={cap:.12g}" for name, cap in cap_arguments(caps).items())
@@ -73,7 +73,7 @@ class BucketLayout:
     num_bytes: tuple[int, ...]
     parameters: tuple[tuple[int, ...], ...] = ()
     dtypes: tuple[str, ...] = field(default=(), compare=False)
-    """Of each bucket, as `float32`: DDP never mixes types in one. Empty where they are not known."""
+    """Type of each bucket, as `float32`: DDP never mixes types in one. Empty where they are not known."""
 
     @classmethod
     def parse(cls, text: str) -> BucketLayout:
@@ -86,7 +86,7 @@ class BucketLayout:
 
     @classmethod
     def of_cell(cls, cell: object) -> BucketLayout | None:
-        """What a cell of cases.csv holds; None for an empty or a broken one."""
+        """Read a cell of cases.csv; None for an empty or a broken one."""
         try:
             return cls.parse(str(cell))
         except UsageError:

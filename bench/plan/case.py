@@ -49,7 +49,7 @@ class Case(DdpSettings, FsdpSettings, PipelineSettings, StepSettings):
     device_type: str
     backend: str = ""
     unit: str = IMAGES
-    """What its throughput counts; a name for people, so no part of `case_id`."""
+    """Unit that throughput counts; a name for people, so no part of `case_id`."""
     units_per_sample: int = 1
 
     @property
@@ -68,7 +68,7 @@ class Case(DdpSettings, FsdpSettings, PipelineSettings, StepSettings):
 
     @property
     def units_per_step(self) -> int:
-        """What an optimizer step trains over all devices, counted in `unit`."""
+        """Units that an optimizer step trains over all devices, counted in `unit`."""
         return self.global_batch * self.units_per_sample
 
     @property
@@ -82,7 +82,7 @@ class Case(DdpSettings, FsdpSettings, PipelineSettings, StepSettings):
         return self.num_devices if self.spec.splits_batch else 1
 
     def part_of(self, rank: int) -> int:
-        """Which of these parts a rank loads."""
+        """Return the number of the part that a rank loads."""
         return rank if self.num_batches > 1 else 0
 
     @property
@@ -92,7 +92,7 @@ class Case(DdpSettings, FsdpSettings, PipelineSettings, StepSettings):
 
     @property
     def communicates(self) -> bool:
-        """Whether its ranks all-reduce gradients in buckets."""
+        """True where ranks all-reduce gradients in buckets."""
         return self.spec.has_buckets and self.num_devices > 1
 
     @property
@@ -134,7 +134,7 @@ class Case(DdpSettings, FsdpSettings, PipelineSettings, StepSettings):
 
 @dataclass(frozen=True)
 class Split:
-    """How a case splits the batch of a step: what each forward of the model sees."""
+    """The way a case splits the batch of a step: the samples that each forward of the model sees."""
 
     num_sources: int
     """Ranks that fetch batches of their own."""
@@ -144,13 +144,13 @@ class Split:
     """Equal chunks of these, each with a forward, and so with batch-norm statistics, of its own."""
     accumulate: int = 1
     joined: bool = False
-    """Whether one forward sees the micro-batch of all ranks, as SyncBatchNorm does."""
+    """True where one forward sees the micro-batch of all ranks, as SyncBatchNorm does."""
     gathered: bool = False
-    """Whether one loss sees what came of all chunks, as DataParallel gathers it."""
+    """True where one loss sees the outputs of all chunks, as DataParallel gathers them."""
 
     @property
     def num_rows(self) -> int:
-        """Of a step, over all ranks."""
+        """Rows of a step, over all ranks."""
         return self.batch_size * self.num_sources * self.accumulate
 
     @property
@@ -175,7 +175,7 @@ def why_too_few(folder: str, num_images: int, batch_size: int, num_sources: int)
 
 
 def split_of(case: Case) -> Split:
-    """How `case` splits its batch."""
+    """Return how `case` splits its batch."""
     if case.num_batches > 1:
         return Split(
             case.num_devices, case.batch_per_device, accumulate=case.accumulate, joined=case.sync_batchnorm

@@ -1,4 +1,4 @@
-"""What a case can differ in from another: every setting of DDP, of the step and of a pipeline, once."""
+"""Settings in which cases can differ: every setting of DDP, of the step and of a pipeline, once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DDP_OPTIMIZER = "ddp_optimizer"
 
 
 Value: TypeAlias = bool | int | str
-"""Of a setting of cases."""
+"""Value of a case setting."""
 
 
 def _compile_modes(text: str) -> tuple[str, ...]:
@@ -135,7 +135,7 @@ class DdpSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class StepSettings:
-    """How a step is computed, all but `compile` the same in a run; the defaults are those of plain PyTorch.
+    """Settings of a step, all but `compile` the same in a run; the defaults are those of plain PyTorch.
 
     A field declares a setting as those of `DdpSettings` do, with what names it on the page. What nobody has
     given the device decides: see `with_device_defaults`.
@@ -213,13 +213,13 @@ SETTINGS_OF: dict[str, tuple[Field[Any], ...]] = {
     "fsdp": fields(FsdpSettings),
     "pipeline": fields(PipelineSettings),
 }
-"""What a run may vary of each mode."""
+"""Settings that a run may vary, by mode."""
 
 MODE_SETTINGS = tuple({s.name: s for own in SETTINGS_OF.values() for s in own}.values())
 STEP_SETTINGS: tuple[Field[Any], ...] = fields(StepSettings)
 
 MODE_DEFAULTS: dict[str, Any] = {setting.name: setting.default for setting in MODE_SETTINGS}
-"""What torch does without arguments, as cases.csv holds it; in the order of columns."""
+"""Values that torch has without arguments, as cases.csv holds them; in the order of columns."""
 
 DDP_DEFAULTS = {setting.name: MODE_DEFAULTS[setting.name] for setting in SETTINGS_OF["ddp"]}
 STEP_DEFAULTS: dict[str, Any] = {setting.name: setting.default for setting in STEP_SETTINGS}
@@ -227,4 +227,4 @@ STEP_DEFAULTS: dict[str, Any] = {setting.name: setting.default for setting in ST
 KINDS: dict[str, str] = {setting.name: setting.metadata["kind"] for setting in MODE_SETTINGS}
 
 SWEPT: dict[str, tuple[Value, ...]] = {s.name: s.metadata["swept"] for s in MODE_SETTINGS}
-"""What a run measures of them by default."""
+"""Values that a run measures by default, by setting."""

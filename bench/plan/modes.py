@@ -16,23 +16,23 @@ class ModeSpec:
     label: str
     """Name in answers and tables."""
     rank_per_device: bool = False
-    """Whether each device has a process of its own; otherwise one process has them all."""
+    """True where each device has a process of its own; otherwise one process has them all."""
     splits_batch: bool = False
-    """Whether each rank loads a part of the batch; otherwise every rank loads the whole."""
+    """True where each rank loads a part of the batch; otherwise every rank loads the whole."""
     has_buckets: bool = False
-    """Whether ranks all-reduce gradients in DDP's buckets."""
+    """True where ranks all-reduce gradients in DDP's buckets."""
     has_replicas: bool = False
-    """Whether one process has a replica of the module on each device."""
+    """True where one process has a replica of the module on each device."""
     is_composable: bool = False
-    """Whether parameters are DTensors of torch's composable API."""
+    """True where parameters are DTensors of torch's composable API."""
     is_staged: bool = False
-    """Whether each device has some of the layers."""
+    """True where each device has some of the layers."""
     has_micro_batches: bool = False
-    """Whether parts of a batch pass the stages one after another."""
+    """True where parts of a batch pass the stages one after another."""
     holds_whole: bool = False
-    """Whether a rank holds every parameter as the plain module does."""
+    """True where a rank holds every parameter as the plain module does."""
     is_comparator: bool = False
-    """Whether it stands beside DP and DDP: DDP's successor, and what a model's memory or size asks for."""
+    """True of modes beside DP and DDP: DDP's successor, and those that a model's memory or size asks for."""
 
 
 _BESIDE = {"rank_per_device": True, "is_comparator": True}

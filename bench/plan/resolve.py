@@ -105,7 +105,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuKind:
-    """What the defaults of a run on GPUs follow from: the least of those that are visible."""
+    """The GPU that the defaults of a run follow from: the least of those that are visible."""
 
     capability: tuple[int, int]
     """CUDA compute capability, such as (9, 0)."""
@@ -184,7 +184,7 @@ def _precision(gpu: GpuKind) -> str:
 
 
 def _batch_size(settings: Settings, counts: Iterable[int], gpu: GpuKind | None) -> int:
-    """By memory; under strong scaling the next batch that divides over all device counts."""
+    """Return the batch size by memory; under strong scaling the next that divides over all device counts."""
     size = 16 if gpu is None else next(size for least, size in BATCH_BY_MEMORY if gpu.memory_gib >= least)
     step = math.lcm(*counts) if settings.scaling == "strong" else 1
     return -(-size // step) * step

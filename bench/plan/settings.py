@@ -1,4 +1,4 @@
-"""What a run does: every setting once, with parser and help; what cases vary is in `case_settings.py`."""
+"""Every setting of a run once, with parser and help; those that cases vary are in `case_settings.py`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .modes import MODES
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 OWN_PRECISIONS = {"fp64": "fp64", "bf16": "pure bf16", "fp16": "pure fp16"}
-"""What is trained in without autocast, by the type of parameters that are not fp32."""
+"""Name of training without autocast, by the type of parameters that are not fp32."""
 
 NCCL_BACKENDS = ("nccl2", "nccl-lazy")
 """Backends over NCCL that torch may have beside `nccl`."""
 
 PASSES = ("no_sync", "comm", "anatomy", "trace")
 MARGINS = {"cpu": 0.05, "cuda": 0.01}
-"""What counts as equal by kind of device, a fraction: what their noise lets a run of minutes resolve."""
+"""Default margin by kind of device, a fraction: noise lets a run of minutes resolve no smaller change."""
 
 MAX_TIME_S = {"cpu": 140.0, "cuda": 540.0}
 """Default limit of rounds by kind of device, in seconds."""
@@ -36,7 +36,7 @@ MOST_DEVICES = 4096
 """Largest device count of a case or a prediction: a slip of the keyboard ends here."""
 
 IMAGES = "images"
-"""What image models train on."""
+"""Unit of throughput of image models."""
 
 MOST_UNITS = 10**9
 """Units in a sample; more would be a mistake, and products of counts stay exact."""
@@ -170,9 +170,9 @@ class Settings:
     seed: int = option(0, whole_number, "seed of weights, batches and order", "N")
     name: str = option("run", str, "label in the results folder's name", "NAME")
     preset: str | None = None
-    """Where values came from."""
+    """Name of the preset that gave the values."""
     caps_given: bool = False
-    """Whether anyone but the default chose `bucket_cap_mb`."""
+    """True where anyone but the default chose `bucket_cap_mb`."""
     least_block_s: float | None = None
     """Least seconds of a block, where `steps` leaves it open."""
     out: str | None = option(None, str, "results folder (default: results/<time>-<host>-<name>)", "DIR")
@@ -203,7 +203,7 @@ class Settings:
         return cls(axes=axes, **{name: value for name, value in values.items() if name not in axes})
 
     def stored(self) -> dict[str, Any]:
-        """What manifest.json holds of them, by name: one value, not a list, of what takes one alone."""
+        """Return the settings by name as manifest.json holds them; those of a single value without a list."""
         given: dict[str, Any] = {name: self.axes.get(name) for name in AXES}
         given |= {f.name: getattr(self, f.name) for f in fields(self) if f.name != "axes"}
         one = (*SWITCHES, *(["batch_size"] if len(self.batch_size or ()) == 1 else []))
@@ -233,7 +233,7 @@ class ResolvedSettings(Settings):
     batch_size: tuple[int, ...] = field()
     precision: str = field()
     steps: int = field()
-    """Of a block, at least."""
+    """Least steps of a block."""
     margin: float = field()
     calibrate: bool = field()
     least_block_s: float = field()

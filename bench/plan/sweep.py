@@ -18,7 +18,7 @@ from .modes import RANK_PER_DEVICE, SPECS
 from .settings import IMAGES, ResolvedSettings
 
 SHARING = "--share-gpus on shows that it works, and nothing of its speed"
-"""What can be had of a case for which there are too few GPUs."""
+"""Advice where there are too few GPUs for a case."""
 
 EXCLUSIVE = (
     "GPUs in compute mode EXCLUSIVE_PROCESS take one process, and other ranks hold them; measure --modes dp "
@@ -29,18 +29,18 @@ EXCLUSIVE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What there is to run on."""
+    """Machine and ranks that a run has."""
 
     device_type: str
     devices_per_node: int
     rank_hosts: tuple[str, ...] = ()
     """The host of each rank that a launcher (torchrun, srun) has started; empty: the run starts its own."""
     devices_per_process: int | None = None
-    """What the first of such ranks sees: one GPU with Slurm's --gpus-per-task; None: all of its host."""
+    """Devices that the first of such ranks sees: one with Slurm's --gpus-per-task; None: all of its host."""
     staged_backend: str = ""
-    """What torch asks for under pipelines in the place of `nccl`; empty: nothing else."""
+    """Backend that torch asks for under pipelines in the place of `nccl`; empty: nothing else."""
     is_exclusive: bool = False
-    """Whether a GPU takes a single process, so that DP of the first rank has none beside other ranks."""
+    """True where a GPU takes a single process, so that DP of the first rank has none beside other ranks."""
     rank_devices: tuple[str, ...] = ()
     """The device of each such rank; several may share one. Empty: each has its own while there are enough."""
 
@@ -152,7 +152,7 @@ def _check(settings: ResolvedSettings) -> None:
 
 
 def is_calibrated(case: Case, settings: ResolvedSettings) -> bool:
-    """Whether the calibration pass looks into it: the largest count, the first value of each axis."""
+    """Tell whether the calibration pass includes a case: the largest count, the first value of each axis."""
     return (
         settings.calibrate
         and case.spec.has_buckets
@@ -163,7 +163,7 @@ def is_calibrated(case: Case, settings: ResolvedSettings) -> bool:
 
 
 def is_base(case: Case, settings: ResolvedSettings) -> bool:
-    """Whether it has the first value of each list of the sweep."""
+    """Tell whether a case has the first value of each list of the sweep."""
     first = settings.first("compile")
     return (case.batch, case.compile) == (settings.batch_size[0], first) and all(
         getattr(case, name) == values[0] for name, values in _axes(settings, case.mode, first).items()
@@ -211,7 +211,7 @@ def _placed(case: Case, machine: Machine, settings: ResolvedSettings) -> Planned
 
 
 def _is_shared(case: Case, machine: Machine, on_a_node: int) -> bool:
-    """Whether two of its ranks or replicas would have the same device."""
+    """Tell whether two ranks or replicas of a case would have the same device."""
     used = machine.rank_devices[: case.num_devices]
     if case.spec.rank_per_device and used:
         return len(set(used)) < len(used)
