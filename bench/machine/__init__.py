@@ -1,1 +1,1 @@
-"""What a run is measured on: hosts, GPUs, load, launcher, code, and the manifest that says so."""
+"""The conditions of a run: hosts, GPUs, load, launcher, code, and the manifest that records them."""

@@ -53,7 +53,7 @@ class Difference(Record, frozen=True, rename={"then": "baseline", "now": "candid
     then: str
     now: str
     blocking: bool
-    """Whether it makes the runs not comparable."""
+    """True where it makes the runs not comparable."""
 
 
 def differences(then: Manifest, now: Manifest, question: Question) -> list[Difference]:
@@ -129,7 +129,7 @@ def conditions_of(manifest: Manifest) -> list[Condition]:
 
 
 def machine_kind(manifest: Manifest) -> dict[str, Any]:
-    """What makes two machines of one kind, whatever their host name, driver or operating system."""
+    """Return the facts that make two machines of one kind, whatever their name, driver or system."""
     machine = manifest.environment
     torch = re.findall(r"\d+", manifest.versions.get("torch", ""))
     return {
@@ -147,7 +147,7 @@ def machine_name(machine: Host) -> str:
 
 
 def devices_of(ranks: Sequence[RankPlace]) -> str | None:
-    """How many ranks there are, and on what they train; None where it is not told."""
+    """Write how many ranks there are and on which devices they train; None where it is not told."""
     names = sorted({rank.device_name or rank.device for rank in ranks})
     return f"{len(ranks)} on {', '.join(names)}" if ranks else None
 
@@ -163,7 +163,7 @@ def _each_once(values: Iterable[str]) -> str:
 
 
 NCCL_VARIABLES = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,TUNING"}
-"""What has NCCL write how it sends gradients; transports come under INIT, the rest under TUNING."""
+"""Variables that make NCCL log how it sends gradients: transports under INIT, the rest under TUNING."""
 
 # By the formats in libnccl.so of 2.28.9 and 2.30.7.
 _MESSAGE = re.compile(r"AllReduce: (\d+) Bytes -> Algo (\w+) proto (\w+)")
@@ -172,7 +172,7 @@ _TRANSPORT = re.compile(r"\bvia (P2P/(?:direct pointer|[A-Za-z]+)|SHM|(?:COLL)?N
 
 
 def choices_in(logs: Iterable[str]) -> NcclChoices | None:
-    """What NCCL wrote in the `logs` of all ranks; None where it chose nothing that this can read."""
+    """Read NCCL's choices from the `logs` of all ranks; None where it logged none that this can read."""
     transports: set[str] = set()
     messages: set[NcclMessage] = set()
     for line in itertools.chain.from_iterable(log.splitlines() for log in logs):

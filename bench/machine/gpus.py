@@ -52,7 +52,7 @@ SHARES_GPUS = (2, 30)
 
 
 def clock_reasons(handle: Any) -> frozenset[ClockReason] | None:
-    """What holds down the clocks of a GPU now; None where it does not say."""
+    """Return the reasons that hold down the clocks of a GPU now; None where it does not say."""
     bits = ask_nvml(
         "nvmlDeviceGetCurrentClocksEventReasons|nvmlDeviceGetCurrentClocksThrottleReasons", handle
     )
@@ -62,9 +62,9 @@ def clock_reasons(handle: Any) -> frozenset[ClockReason] | None:
 
 
 def gpus(uuids: Sequence[str] | None = None) -> list[Gpu]:
-    """What a manifest says of the GPUs with these UUIDs, in their order; empty without a driver.
+    """Describe the GPUs with these UUIDs for a manifest, in their order; empty without a driver.
 
-    Without `uuids` of those that CUDA_VISIBLE_DEVICES leaves.
+    No `uuids` stand for the GPUs that CUDA_VISIBLE_DEVICES leaves.
     """
     with contextlib.suppress(pynvml.NVMLError), nvml_devices() as handles:
         if uuids is None:
@@ -75,7 +75,7 @@ def gpus(uuids: Sequence[str] | None = None) -> list[Gpu]:
 
 
 def pairs(uuids: Sequence[str]) -> list[GpuPair]:
-    """How each two of the GPUs with these UUIDs reach each other, by their places; empty without a driver."""
+    """Describe the paths between each two of these GPUs, by their places; empty without a driver."""
     if len(uuids) < 2:
         return []
     with contextlib.suppress(pynvml.NVMLError), nvml_devices() as handles:
@@ -86,7 +86,7 @@ def pairs(uuids: Sequence[str]) -> list[GpuPair]:
 
 
 def pair(first: int, second: int, a: Any, b: Any) -> GpuPair:
-    """How the GPUs with these handles reach each other; of GPUs that MIG splits nothing is known."""
+    """Describe the path between the GPUs with these handles; of GPUs that MIG splits nothing is known."""
     if is_mig(a) or is_mig(b):
         return GpuPair(first=first, second=second)
     # pynvml's ..._INDEX_READ is a tuple by a stray comma; NCCL asks for writing as well.
@@ -126,7 +126,7 @@ def visible(setting: str | None, names: Sequence[Sequence[str]]) -> list[int]:
 
 
 def is_mig(handle: Any) -> bool | None:
-    """Whether a GPU is split by MIG; None where it cannot be."""
+    """Tell whether a GPU is split by MIG; None where it cannot be."""
     mode = ask_nvml("nvmlDeviceGetMigMode", handle)
     return None if mode is None else bool(mode[0])
 

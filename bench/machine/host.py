@@ -183,7 +183,7 @@ def governors(root: Path) -> tuple[str, ...] | None:
 
 
 def huge_pages(root: Path) -> str | None:
-    """When the kernel lends transparent huge pages: `always`, `madvise` or `never`."""
+    """Return the kernel's mode of transparent huge pages: `always`, `madvise` or `never`."""
     chosen = re.search(r"\[(\w+)\]", read_text(root / "sys/kernel/mm/transparent_hugepage/enabled") or "")
     return chosen[1] if chosen else None
 
@@ -228,7 +228,7 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _own_groups(root: Path, controller: str) -> Iterator[tuple[Path, Path]]:
-    """Where the controller is mounted, and the process's group there, whichever of v1 and v2 manages it."""
+    """Find the controller's mount point and the process's group there, whichever of v1 and v2 manages it."""
     for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")

@@ -1,4 +1,4 @@
-"""What torchrun, srun or a hand that does their part says of this process: read here alone.
+"""Facts of this process from torchrun, srun or a hand that does their part: read here alone.
 
 torch reads the same variables of the environment. For a task of srun they are made of Slurm's.
 """
@@ -18,13 +18,13 @@ from ..common.errors import UsageError
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 MAX_RANKS, MAX_PORT = 100_000, 65_535
 SLURM = "slurm-"
-"""What the id of a launch by srun begins with."""
+"""Prefix of the id of a launch by srun."""
 
 START = "start with torchrun or srun, which set all of them, or unset RANK"
 
 
 class Launch(msgspec.Struct, frozen=True, rename="upper"):
-    """What a launcher says of one of the processes that it has started, one for each rank."""
+    """Facts that a launcher tells one of the processes that it has started, one for each rank."""
 
     rank: int
     world_size: int
@@ -32,12 +32,12 @@ class Launch(msgspec.Struct, frozen=True, rename="upper"):
     local_world_size: int
     master_port: int
     torchelastic_run_id: str = ""
-    """Of all attempts of a launch; empty where nobody says it."""
+    """Id of all attempts of a launch; empty where nobody says it."""
     torchelastic_restart_count: int = 0
 
 
 def launch(environment: Mapping[str, str]) -> Launch | None:
-    """What a launcher has set in `environment`; None where there is none.
+    """Read the launcher's variables in `environment`; None where there are none.
 
     Raises UsageError that names what is missing or wrong: one rank would wait for others for ever, or all of
     them measure the same devices at once.
@@ -65,10 +65,10 @@ def launch(environment: Mapping[str, str]) -> Launch | None:
 
 
 def ranks_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What torchrun would have set for this task of `srun`; empty outside one, or under torchrun.
+    """Return the variables that torchrun would have set for this task of `srun`; empty without one.
 
-    The ranks meet at a port by job id, below those given out at random, unless MASTER_PORT says so. Raises
-    UsageError for nodes with different numbers of tasks.
+    Empty under torchrun, too. The ranks meet at a port by job id, below those given out at random, unless
+    MASTER_PORT says so. Raises UsageError for nodes with different numbers of tasks.
     """
     if "RANK" in environment or "SLURM_PROCID" not in environment:
         return {}

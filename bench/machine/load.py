@@ -1,4 +1,4 @@
-"""What other programs use of a machine's cores, and its hypervisor's other guests, while ranks run there."""
+"""Use of a machine's cores by other programs, and by its hypervisor's other guests, while ranks run there."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ MOST_STEAL = 0.02
 
 @dataclass(frozen=True)
 class LoadReading:
-    """What one rank reads at one moment; CPU seconds since its machine or its process started."""
+    """Readings of one rank at one moment; CPU seconds since its machine or its process started."""
 
     machine: str
     """Alike of ranks that share a kernel, whatever their hosts are called."""
     cores: tuple[int, ...]
-    """Where the rank may run."""
+    """Numbers of the cores on which the rank may run."""
     at_s: float
     own_s: float
-    """Of this process and its descendants."""
+    """CPU seconds of this process and its descendants."""
     busy_s: tuple[float, ...]
-    """Of every core of the machine, by its number: time in programs, interrupts left out."""
+    """CPU seconds in programs of every core of the machine, by its number; interrupts left out."""
     steal_s: tuple[float, ...]
     """Likewise: time that the hypervisor gave to other guests; 0 where the system does not tell."""
 

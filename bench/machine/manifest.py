@@ -18,7 +18,7 @@ from ..plan.settings import MARGINS, Settings
 MANIFEST = "manifest.json"
 
 SCHEMA_VERSION: Final = 3
-"""Of a results folder as a whole; a folder of another one is refused."""
+"""Version of a results folder as a whole; a folder of another one is refused."""
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=10**15)]
 Amount: TypeAlias = Annotated[float, Meta(ge=0, le=1e15)]
@@ -40,7 +40,7 @@ class Gpu(Record, frozen=True):
 
 
 class GpuPair(Record, frozen=True):
-    """How two GPUs of a host reach each other, by their places in its `gpus`."""
+    """The path between two GPUs of a host, by their places in its `gpus`."""
 
     first: Count
     second: Count
@@ -49,7 +49,7 @@ class GpuPair(Record, frozen=True):
 
 
 class Cgroup(Record, frozen=True):
-    """What a container may use."""
+    """Cores and memory that a container may use."""
 
     cpu_quota_cores: Limit | None = None
     memory_limit_gib: Limit | None = None
@@ -85,7 +85,7 @@ class Git(Record, frozen=True):
 
     commit: str | None = None
     dirty: bool | None = None
-    """Whether tracked files had uncommitted changes."""
+    """True where tracked files had uncommitted changes."""
 
 
 class WorkloadCode(Git, frozen=True):
@@ -95,7 +95,7 @@ class WorkloadCode(Git, frozen=True):
     file: str | None = None
     """Below the top of its repository, or where it is imported from."""
     code_sha256: str | None = None
-    """Of all files that were imported from there."""
+    """SHA-256 over all files that were imported from there."""
     files: dict[str, str | None] = {}
     """The SHA-256 of each by absolute path, and of what other checkouts of the repository gave."""
     repository: str | None = None
@@ -108,14 +108,14 @@ class OwnVersion(Record, frozen=True):
 
 
 class Model(Record, frozen=True):
-    """What was trained."""
+    """The model that was trained."""
 
     arch: str | None = None
     """Architecture, or the user's workload."""
     num_params: Count | None = None
     gradient_bytes: Count | None = None
     dtype: str | None = None
-    """Of its parameters: fp32, fp64, bf16 or fp16."""
+    """Type of its parameters: fp32, fp64, bf16 or fp16."""
     forward_flops_per_image: Amount | None = None
     """Arithmetic of a forward, FLOP."""
     in_evaluation: bool | None = None
@@ -123,7 +123,7 @@ class Model(Record, frozen=True):
 
 
 class RankPlace(Record, frozen=True):
-    """Where a rank ran."""
+    """Host and device of a rank."""
 
     rank: Count
     host: str = ""
@@ -138,7 +138,7 @@ class RankPlace(Record, frozen=True):
 
 
 class Timing(Record, frozen=True):
-    """How long a run took."""
+    """Durations of a run."""
 
     startup_s: Amount | None = None
     """All but the rounds: imports, proofs of the cases, compilers, warm-up."""
@@ -161,11 +161,11 @@ class Load(Record, frozen=True):
     steal: Amount = 0.0
     """The same that the hypervisor gave to other guests."""
     seconds: Amount = 0.0
-    """Of all rounds, those of earlier attempts included."""
+    """Seconds of all rounds, those of earlier attempts included."""
 
 
 class NcclMessage(Record, frozen=True):
-    """How NCCL sends an all-reduce of so many bytes, in its own words."""
+    """NCCL's way to send an all-reduce of so many bytes, in its own words."""
 
     bytes: Count
     algorithm: str
@@ -173,12 +173,12 @@ class NcclMessage(Record, frozen=True):
 
 
 class NcclChoices(Record, frozen=True):
-    """How NCCL sends the gradient buckets of a run, as a short job of its own has shown."""
+    """NCCL's way to send the gradient buckets of a run, as a short job of its own has shown."""
 
     transports: tuple[str, ...] = ()
     """Such as P2P/CUMEM or NET/IB/GDRDMA."""
     messages: tuple[NcclMessage, ...] = ()
-    """By size."""
+    """One for each size, in their order."""
 
 
 class Measured(Record, frozen=True):
@@ -202,7 +202,7 @@ class LateRank(Record, frozen=True):
     share_pct: Amount = 0.0
     """Percent of the step by which it is later."""
     is_straggler: bool = True
-    """Whether it is surely later by enough to be named a straggler."""
+    """True where it is surely later by enough to be named a straggler."""
 
     @property
     def part(self) -> str:
@@ -236,7 +236,7 @@ class Watched(Record, frozen=True):
     """A user's own training that was watched."""
 
     command: tuple[str, ...] = ()
-    """Of the user, which stays in this file, as do the next ones."""
+    """The user's command, which stays in this file, as do the next ones."""
     env: dict[str, str] = {}
     exit_code: int = 0
     num_steps: Count = 0
@@ -254,7 +254,7 @@ class Watched(Record, frozen=True):
     own_pct: Amount = 0.0
     """Percent of that rank's steps."""
     notes: tuple[str, ...] = ()
-    """What ranks had to tell."""
+    """Messages of the ranks."""
 
 
 class Resumed(Record, frozen=True):
@@ -280,7 +280,7 @@ class Manifest(Record, frozen=True):
     plan_hash: str | None = None
     """Equal for runs of the same cases."""
     versions: dict[str, str] = {}
-    """Of Python, packages, CUDA, cuDNN and NCCL."""
+    """Versions of Python, packages, CUDA, cuDNN and NCCL."""
     ddp_bench: OwnVersion = OwnVersion()
     git: Git = Git()
     workload: WorkloadCode | None = None
@@ -301,7 +301,7 @@ class Manifest(Record, frozen=True):
 
     @property
     def margin(self) -> float:
-        """What the run calls equal, a fraction; that of its kind of device where it does not say."""
+        """Margin within which the run treats changes as equal, a fraction; by default its device kind's."""
         return self.settings.margin or MARGINS["cuda" if self.settings.device == "cuda" else "cpu"]
 
     def as_json(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Which code a run measures, by repository, commit and content: ddp-bench's own, and the user's workload."""
+"""The code that a run measures, by repository, commit and content: ours, and the user's workload."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROOT = PACKAGE.parent
 GIT_TIMEOUT_S = 10
 
 GIT_LOCAL = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX")
-"""What git tells its hooks of their repository; the one asked about may be another."""
+"""Variables by which git tells its hooks of their repository; the one asked about may be another."""
 
 
 def run_git(
@@ -48,7 +48,7 @@ def run_git(
 
 
 def ask_git(folder: Path, *arguments: str) -> str | None:
-    """What git says in `folder`; None where it fails."""
+    """Return git's answer in `folder`; None where it fails."""
     try:
         done = run_git(folder, *arguments)
     except (OSError, subprocess.SubprocessError):
@@ -74,7 +74,7 @@ def repository_with(file: Path) -> Path | None:
 
 
 def is_own(file: Path, top: Path) -> bool:
-    """Whether a file or folder is below `top`, and not in an environment there."""
+    """Tell whether a file or folder is below `top`, and not in an environment there."""
     return file.is_relative_to(top) and INSTALLED.isdisjoint(file.relative_to(top).parts)
 
 
@@ -85,7 +85,7 @@ def worktrees_of(top: Path) -> list[Path]:
 
 
 def is_tracked(path: Path, top: Path) -> bool:
-    """Whether the repository at `top` has a file, or files in a folder, under version control."""
+    """Tell whether the repository at `top` has a file, or files in a folder, under version control."""
     return bool(ask_git(top, "ls-files", "--", str(path)))
 
 
@@ -137,7 +137,7 @@ def describe_run(
 
 
 def workload_code(spec: str) -> WorkloadCode:
-    """What a manifest says of a loaded workload's code.
+    """Describe a loaded workload's code for a manifest.
 
     `file` is relative to the top of its `repository`, or to where it is imported from; `code_sha256` is of
     all files that this process has imported from there, `files` those and what it has imported from other
