@@ -42,7 +42,7 @@ COMMANDS = {
     "export": "write a run for another tool, or as one file to hand on",
     "report": "write the page of a run again",
 }
-"""What each command does, in the order of `--help`."""
+"""Purpose of each command, in the order of `--help`."""
 
 
 def console(typed: str = "ddp-bench") -> NoReturn:
@@ -69,7 +69,7 @@ def run(arguments: list[str]) -> NoReturn:
 
 
 def main_of(name: str) -> Callable[[list[str]], int]:
-    """What runs the command `name`, of its arguments: `main` of a module of its own."""
+    """Return the function that runs command `name` with its arguments: `main` of a module of its own."""
     module = {"report": "report.main", "tune": "bench.run.tune"}.get(name, f"bench.{name}.main")
     return cast("Callable[[list[str]], int]", importlib.import_module(f"ddp_bench.{module}").main)
 

@@ -42,7 +42,7 @@ class Run(store.RunData):
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """What `bench.run --json` prints of the run: answers, findings, cautions, timing, cases."""
+        """The run as `bench.run --json` prints it: answers, findings, cautions, timing, cases."""
         whole = summary_of(self)
         return cast("dict[str, Any]", json.loads(to_json(whole)))
 
