@@ -1,4 +1,4 @@
-"""What the checks share: their answers, and what several of them read."""
+"""Answers of the checks, and readings that several of them share."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ Status = Literal["ok", "unknown", "caution", "bad"]
 SEVERITY: tuple[Status, ...] = ("ok", "unknown", "caution", "bad")
 
 SAMPLE_S = 0.5
-"""How long load and steal are watched."""
+"""Seconds that load and steal are watched."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """How something is, and what to do; `advice` is empty where nothing needs doing."""
+    """State of a part of the machine, and advice; `advice` is empty where nothing needs doing."""
 
     status: Status
     text: str
     advice: str = ""
     value: float | None = None
-    """Of one GPU: `{}` in `text` stands for it, so that equal answers share a line."""
+    """Value of one GPU: `{}` in `text` stands for it, so that equal answers share a line."""
 
 
 UNKNOWN = Answer("unknown", "not readable here")
@@ -93,7 +93,7 @@ class Gpu:
 
 
 class Host(contextlib.ExitStack):
-    """Where the checks look, and what several of them read; NVML is open until the host is left.
+    """The machine that is checked, and readings that several checks share; NVML is open until it is left.
 
     `root` is where /proc, /sys and /dev are found.
     """
