@@ -70,7 +70,7 @@ def _title(case: CaseResult) -> str:
 
 
 def _labels(case: CaseResult) -> dict[str, str]:
-    """What the case is, as text by column of cases.csv, its throughput, and a note where it has no GPUs."""
+    """Label a case: as text by column of cases.csv, its throughput, and a note where it has no GPUs."""
     found = {column.name: _label(case.cells.get(column.name)) for column in IDENTITY}
     found["data"] = data_kind(found["data"])
     found["note"] = CPU_STAND_IN if case.device_type == "cpu" else ""
