@@ -1,4 +1,4 @@
-"""How figures look, and how Matplotlib's SVG becomes an element of a page: themed, small, with tips.
+"""Figures' looks, and Matplotlib's SVG as an element of a page: themed, small, with tips.
 
 Each colour is a variable of the page, so that one drawing serves light, dark and print; none stands alone.
 Matplotlib takes a second to import: only what draws does.
@@ -77,8 +77,8 @@ _RC: Any = {
 }
 
 _TAG, _KEY, _APART = "tag:", "key:", "\N{INVISIBLE SEPARATOR}"
-"""What the id of a drawn thing begins with that has words or a series, that of a legend's entry; and what
-parts both: no printable text holds it."""
+"""Prefix of the id of a drawn thing that has words or a series, that of a legend's entry; and the separator
+of both: no printable text holds it."""
 
 _LEFT_OUT = re.compile(r"<(style|metadata).*?</\1>", re.DOTALL)
 _SVG, _HREF = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"

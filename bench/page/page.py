@@ -29,7 +29,7 @@ class Heading(NamedTuple):
     name: str
     kind: str = ""
     drop: int = 0
-    """Where a terminal is too narrow, the column with the highest leaves first; with 0 none does."""
+    """Order in which a terminal that is too narrow drops columns, the highest first; 0 is never dropped."""
 
     @property
     def term(self) -> str:
@@ -105,7 +105,7 @@ class Tone(NamedTuple):
     emoji: str
     """For Markdown, which has no colours."""
     style: str
-    """On a terminal."""
+    """Style on a terminal."""
 
 
 GOOD = Tone("good", "✔", "✅", "bold green")
@@ -114,7 +114,7 @@ UNSURE = Tone("unsure", "?", "⚠️", "bold yellow")
 
 
 class Step(NamedTuple):
-    """What to do next, and the command that does it; empty where none of ours does."""
+    """The next thing to do, and the command that does it; empty where none of ours does."""
 
     why: str
     command: str
@@ -129,7 +129,7 @@ class Page:
     """The first answer, where there is one."""
     heading: str = ""
     status: str = ""
-    """What was decided, and behind a dot or a colon more about it."""
+    """The decision, and behind a dot or a colon more about it."""
     tone: Tone | None = None
     """Tone of the status, where it is a verdict."""
     facts: Sequence[str] = ()
@@ -140,16 +140,16 @@ class Page:
     """Sentences that speak against the numbers."""
     cards: Sequence[Card] = ()
     trust: Mapping[str, str] = field(default_factory=dict)
-    """What the answers are worth, by what they claim; empty where there are none."""
+    """Trust in the answers, by what they claim; empty where there are none."""
     following: Step | None = None
     cautions: Sequence[tuple[str, str]] = ()
-    """What to know before trusting it: a kind and a sentence each, which trust sums up."""
+    """Things to know before trusting it: a kind and a sentence each, which trust sums up."""
     notes: Sequence[str] = ()
     background: Sequence[str] = ()
     """Further notes, for which a terminal has no room."""
     figures: Sequence[Figure] = ()
     sections: Sequence[Section] = ()
-    """What stands between the notes and the numbers."""
+    """Sections between the notes and the numbers."""
     tables: Sequence[Table] = ()
     folds: Sequence[Section] = ()
     files: Sequence[Link] = ()
@@ -157,6 +157,6 @@ class Page:
     """The numbers as CSV within the page."""
     conditions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     intervals: str = ""
-    """What bars and numbers in parentheses are."""
+    """Meaning of bars and of numbers in parentheses."""
     terms: Mapping[str, str] = field(default_factory=dict)
-    """What the words of figures and the headings of tables mean: said where each first stands."""
+    """Meanings of the words of figures and the headings of tables: each is said where it first stands."""

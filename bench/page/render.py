@@ -16,7 +16,7 @@ from . import drawing
 from .page import Cell, Page, Section
 
 _TEMPLATES = FileSystemLoader(Path(__file__).parent / "templates")
-"""By path: a name of ours may be a package of the user's by now."""
+"""Templates by their path: a name of ours may be a package of the user's by now."""
 
 
 def html(page: Page) -> str:
