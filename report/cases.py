@@ -54,7 +54,7 @@ class WorkloadCases:
 
     @property
     def unit(self) -> str:
-        """What its throughput counts."""
+        """Unit that its throughput counts."""
         return unit_of_cases(self.cases)
 
 

@@ -1,4 +1,4 @@
-"""What was measured on what, how the run ended, under which conditions; what is not known is not said."""
+"""Workload, machine, conditions and end of a run; what is not known is not said."""
 
 from __future__ import annotations
 

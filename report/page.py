@@ -32,7 +32,7 @@ _STATES = {FASTER: "found", SLOWER: "found", RESOLVED: "found", EQUAL: "equal"}
 
 @dataclass(frozen=True)
 class Files:
-    """What the page says of a run's files: tables, traces by case, failures by their name in its folder."""
+    """Files of a run on the page: tables, traces by case, failures by their name in its folder."""
 
     tables: tuple[Link, ...] = ()
     traces: Mapping[str, tuple[Link, ...]] = field(default_factory=dict)

@@ -17,10 +17,10 @@ from .cases import WorkloadCases, by_mode, headline_count
 BACKWARD, EXPOSED, MIXED = "backward", "exposed communication", "backward with communication"
 WAITING = "communication and waiting"
 BUFFERS, COLLECTIVES = "broadcast of buffers", "the script's own collectives"
-"""Of a watched training: after the last bucket of a rank is ready."""
+"""Parts of a watched training's step: after the last bucket of a rank is ready."""
 
 REST = "rest of DP: loss, optimizer, batch"
-"""Of a step of DataParallel, beside its own stages."""
+"""Part of a step of DataParallel, beside its own stages."""
 
 _DP_STAGES = {
     "scatter": "dp_scatter_ms",
@@ -56,7 +56,7 @@ _LOOKS: dict[str, tuple[str, str]] = {
 _TERMS = {EXPOSED: "Exposed", REST: "Only device 0 works"}
 _MOST_BARS = 10
 _LEAST_VISIBLE = 0.004
-"""Of the longest bar; a narrower part is thinner than the outline."""
+"""Least share of the longest bar; a narrower part is thinner than the outline."""
 
 _BAR_PT, _BAR_ROW_PT, _CHARACTER_PT = 17, 42, 5.7
 

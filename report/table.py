@@ -51,7 +51,7 @@ TERMS = {
     "Bubble": "the share of the stages' time in which they wait for each other",
     "Step without synchronising": "the step under no_sync: compute, optimizer and batch",
 }
-"""What the words of figures and the headings of tables mean: said once, where each first stands."""
+"""Meanings of the words of figures and the headings of tables: said once, where each first stands."""
 
 
 class Column(NamedTuple):

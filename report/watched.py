@@ -20,7 +20,7 @@ from .table import TERMS
 
 _WAITS = "what a backward takes after its last bucket is ready"
 _HIDDEN_CONDITIONS = ("Settings", "Environment variables")
-"""Of a run's choice, and of what may name a person."""
+"""Conditions that a run chooses, and those that may name a person."""
 
 _TERMS = {
     "Exposed": "time that communication adds to a step: the steps beside a probe minus the step without "
