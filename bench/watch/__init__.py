@@ -1,4 +1,4 @@
-"""What communication costs in a user's own training script, which trains as without it."""
+"""The cost of communication in a user's own training script, which trains as without the watch."""
 
 STEPS = 300
 """Steps to watch, unless told otherwise."""

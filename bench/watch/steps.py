@@ -22,7 +22,7 @@ MAX_ROW_BYTES = 2**20
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower):
-    """What one process appends to its file."""
+    """A row that one process appends to its file."""
 
     rank: int = 0
 
@@ -166,7 +166,7 @@ _DECODER = msgspec.json.Decoder(Start | Model | Loader | Parallel | Step | Note)
 
 
 class Process(NamedTuple):
-    """What one process tells."""
+    """The rows of one process."""
 
     start: Start
     steps: list[Step]
@@ -206,7 +206,7 @@ def read_process(path: Path) -> Process:
 
 @dataclass(frozen=True)
 class Watched:
-    """What the ranks of a training tell, and the steps that all of them took."""
+    """The rows of all ranks of a training, and the steps that all of them took."""
 
     ranks: dict[int, Process] = field(default_factory=dict)
     notes: dict[str, set[int]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What runs in the processes that train: the standard library and the user's torch, nothing else."""
+"""Code of the processes that train: it uses the standard library and the user's torch, nothing else."""
 
 from __future__ import annotations
 

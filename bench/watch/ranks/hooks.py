@@ -1,4 +1,4 @@
-"""What the watch puts into torch."""
+"""Hooks that the watch puts into torch."""
 
 from __future__ import annotations
 

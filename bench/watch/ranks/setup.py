@@ -74,9 +74,9 @@ class Setup:
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
         self.callers: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
-        """By DDP model, or by the sampler of a loader, who made it."""
+        """Lines and packages that made each DDP model, or the sampler of a loader."""
         self.loaders: weakref.WeakKeyDictionary[Any, Loader] = weakref.WeakKeyDictionary()
-        """By sampler."""
+        """Loaders by their sampler."""
         self.num_loaders = 0
         self.latest: Any = None
         """Sampler of the latest batch."""
