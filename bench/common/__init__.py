@@ -1,1 +1,1 @@
-"""What all commands share: command line, output, text, errors, processes."""
+"""Code that all commands share: command line, output, text, errors, processes."""

@@ -1,4 +1,4 @@
-"""What all commands share: how a command is parsed, named and ended, and what it says to the user."""
+"""The command line of all commands: how one is parsed, named and ended, and what it says to the user."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from .process import own_command
 from .text import visible, visible_lines
 
 TYPED_ENV = "_DDP_BENCH_TYPED"
-"""How the user called the command, for the commands that messages name; no prefix of a condition of a run."""
+"""Command as the user typed it, for the commands that messages name; no prefix of a condition of a run."""
 
 UNRECOGNIZED = "unrecognized arguments: "
-"""What argparse says of words that it knows nothing of."""
+"""Argparse's message for words that it knows nothing of."""
 
 
 HELP_WIDTH = 80
@@ -193,7 +193,7 @@ def entry_point(name: str) -> Callable[[Callable[[list[str]], int]], Callable[..
 
 
 class _Output(io.FileIO):
-    """Where a command writes: what cannot be written is lost, and the work goes on."""
+    """Output file of a command: what cannot be written is lost, and the work goes on."""
 
     lost: OSError | None = None
 

@@ -1,4 +1,4 @@
-"""What a command shows: tables, progress on stderr, and on GitHub annotations and the summary of a job.
+"""Output of a command: tables, progress on stderr, and on GitHub annotations and the summary of a job.
 
 GitHub's formats: https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-commands
 """
@@ -22,7 +22,7 @@ from rich.text import Text
 from .text import visible
 
 PLAIN_EVERY_S = 10.0
-"""Without a terminal a line comes so often: a log of an hour has a few hundred."""
+"""Seconds between two lines without a terminal: a log of an hour has a few hundred."""
 
 PIPED_WIDTH = 180
 """Columns of a table that is not on a terminal, where rich would wrap at 80: names of cases may be long."""
@@ -40,7 +40,7 @@ def format_s(seconds: float) -> str:
 
 
 class Console:
-    """What a run shows while it works; a silent one serves ranks other than the first."""
+    """Display of a run while it works; a silent one serves ranks other than the first."""
 
     def __init__(self, *, silent: bool) -> None:
         self._silent = silent
@@ -60,7 +60,7 @@ class Console:
             print(text, file=sys.stderr, flush=True)
 
     def progress(self, what: str, done: float, how_far: str) -> None:
-        """What runs now and comes next, the share of the whole run that is done, and the same in words."""
+        """Show what runs now and comes next, the share of the whole run that is done, and that in words."""
         if self._silent:
             return
         if self._rich.is_terminal:
@@ -77,7 +77,7 @@ class Console:
             self.note(f"{how_far}: {what}")
 
     def table(self, table: Table) -> None:
-        """What is known so far, above the live line; nowhere but on a terminal."""
+        """Show what is known so far, above the live line; nowhere but on a terminal."""
         self._table = table
 
     def progress_done(self) -> None:
@@ -88,7 +88,7 @@ class Console:
 
 
 MOST_ANNOTATIONS = 10
-"""Of one level and one step, GitHub shows no more."""
+"""Annotations of one level and one step that GitHub shows."""
 
 
 class Annotation(NamedTuple):

@@ -23,11 +23,11 @@ class ExitCode(IntEnum):
     UNDECIDED = 3
     """Two runs, or a run and its resumption, were measured under different conditions, or noise hides all."""
     NOT_MEASURED = 4
-    """What was asked for could not be measured: every case of a mode failed, or the ranks die."""
+    """Nothing was measured of a part that was asked for: every case of a mode failed, or the ranks die."""
     BUG = 70
     """An exception that nobody expected (EX_SOFTWARE); its traceback is on stderr."""
     START_AGAIN = 75
-    """Of a rank under a launcher (EX_TEMPFAIL): it can go no further, all of them are to start again."""
+    """A rank under a launcher (EX_TEMPFAIL) can go no further, and all of them are to start again."""
     INTERRUPTED = 130
     """Ctrl-C or SIGTERM; what was measured is kept."""
 
@@ -41,7 +41,7 @@ class UsageError(ValueError):
 
     exit_code = ExitCode.USAGE
     label = "error"
-    """What the line on the terminal begins with, after the command's name."""
+    """Beginning of the line on the terminal, after the command's name."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(visible(shortened(message)))
@@ -52,11 +52,11 @@ class UserCodeError(UsageError):
 
 
 RAISED_BY_USERS = (Exception, SystemExit, KeyboardInterrupt)
-"""What a user's code may raise: a model that calls `sys.exit(0)` is no success, and ranks get no Ctrl-C."""
+"""Exceptions of a user's code: a model that calls `sys.exit(0)` is no success, and ranks get no Ctrl-C."""
 
 
 class NotMeasuredError(UsageError):
-    """What was asked for could not be measured."""
+    """A request that could not be measured."""
 
     exit_code = ExitCode.NOT_MEASURED
 

@@ -27,7 +27,7 @@ INSTALLED = {"site-packages", "dist-packages"}
 """Folders of installed packages; a virtual environment often lies within the repository that uses it."""
 
 KILLED_S = 10.0
-"""So long a process that was killed may take to end."""
+"""Seconds to wait after SIGKILL."""
 
 POLL_S = 0.01
 
@@ -35,7 +35,7 @@ PR_SET_PDEATHSIG = 1
 """Number of Linux's prctl that names the signal for the end of the parent's thread that started a process."""
 
 RUN_POLL_S = 0.2
-"""How often it is asked whether a run has ended: seldom, for it is measuring."""
+"""Seconds between two looks whether a run has ended: seldom, for it is measuring."""
 
 MALLOC_PAGES = "glibc.malloc.hugetlb"
 """Glibc's name for the kind of pages that malloc asks for; 1 is madvise, which needs no reserved pages.
@@ -46,7 +46,7 @@ torch 2.15's profiler then reads memory that it has not set, and crashes.
 
 
 def huge_pages_env(environment: Mapping[str, str]) -> dict[str, str]:
-    """What to add to `environment` for a process on CPU cores whose speed is compared with another's.
+    """Return the variables to add for a process on CPU cores whose speed is compared with another's.
 
     Memory in huge pages, where kernel and malloc (glibc 2.35) offer them: with pages of 4 KiB two launches of
     one program differ by 3.6% (standard deviation), with huge ones by 1.5%. The user's own setting stays.
@@ -58,7 +58,7 @@ def huge_pages_env(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def rank_variables(environment: Mapping[str, str], device_type: str) -> dict[str, str]:
-    """What the environment of a rank on this machine needs when its interpreter starts."""
+    """Return the variables that a rank on this machine needs when its interpreter starts."""
     found = {
         "OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS", "1"),
         # A store whose other end has gone would tell of it in forty lines of C++.
@@ -107,14 +107,14 @@ def end_with(parent: int, *, by: signal.Signals = signal.SIGKILL) -> None:
 
 
 class _Interruption:
-    """Whether a signal may interrupt now, and whether one came while it might not."""
+    """State of signals: whether one may interrupt now, and whether one came while it might not."""
 
     held = 0
     came = False
 
 
 def _stop_signals() -> list[signal.Signals]:
-    """What Ctrl-C, a scheduler and a terminal that closes send to end a job; `nohup` ignores the last."""
+    """Return the signals of Ctrl-C, a scheduler and a terminal that closes; `nohup` ignores the last."""
     asked = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
     return [one for one in asked if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN]
 

@@ -13,7 +13,7 @@ from traceback import FrameSummary, TracebackException
 from .process import INSTALLED, OWN_FOLDERS
 
 MOST_CHARACTERS = 32_768
-"""Of one rank's traceback: some 300 frames. Rank 0 receives as much from each that failed."""
+"""Length of one rank's traceback: some 300 frames. Rank 0 receives as much from each that failed."""
 
 _QUOTED = re.compile(r'^\s*File "([^"\n]+)", line (\d+), in (\S+)', re.MULTILINE)
 """A frame in an error's message: of a replica's thread, a loader's process, or what the compiler traced."""
@@ -72,7 +72,7 @@ def text_of(error: BaseException) -> str:
 
 
 def is_users(path: str) -> bool:
-    """Whether the code of a file is the user's."""
+    """Tell whether the code of a file is the user's."""
     real = os.path.realpath(path)
     installed = not INSTALLED.isdisjoint(Path(real).parts) or "torchinductor" in real
     return not (path.startswith("<") or installed or real.startswith(_NOT_THE_USERS))

@@ -111,7 +111,7 @@ class TurnServer:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a client's process needs to connect."""
+        """Variables that a client's process needs to connect."""
         return {TURNS_ENV: self._path}
 
     def _serve(self) -> None:
@@ -130,7 +130,7 @@ class TurnServer:
         return self._clients[-1]
 
     def _is_late(self) -> bool:
-        """Whether a client beyond the expected number waits: `client_left` of one that had connected."""
+        """True where a client beyond the expected number waits: `client_left` of one that had connected."""
         waiting, _, _ = select.select([self._listener], [], [], 0)
         return bool(waiting)
 
