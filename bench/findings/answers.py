@@ -31,7 +31,7 @@ PUBLISHED = (
     "DP against DDP, published of 200 steps of GPT-2 on 2 TITAN RTX: with NVLink DP 111 s, DDP 102 s; "
     "without it DDP 131 s (transformers documentation)"
 )
-"""On CPU cores PyTorch has no DataParallel: what is measured there is this suite's own code."""
+"""Published times: PyTorch has no DataParallel on CPU cores, where this suite's own code is measured."""
 
 
 def answer_questions(run: RunData) -> list[Verdict]:

@@ -77,7 +77,7 @@ class Caution:
 
 
 def load_shares(manifest: Manifest) -> tuple[float, float] | None:
-    """What others used of the cores of a run's ranks in its rounds, and other guests of the hypervisor.
+    """Return the shares of a run's cores that other programs and other guests of the hypervisor used.
 
     Fractions, the largest of any machine; None where the manifest does not tell.
     """
@@ -105,7 +105,7 @@ def said_load(manifest: Manifest) -> str:
 def of_conditions(
     manifest: Manifest, cases: Sequence[CaseResult], ok: Sequence[CaseResult]
 ) -> Iterator[Caution]:
-    """What speaks against the `cases` of a run but for their rounds, `ok` being the measured ones."""
+    """Find what speaks against the `cases` of a run but for their rounds, `ok` being the measured ones."""
     if unproved := [case for case in cases if case.not_proved]:
         yield Caution(
             kind="not proved",

@@ -17,14 +17,14 @@ from .verdicts import Verdict
 
 
 class Trust(Record, frozen=True, omit_defaults=False):
-    """How far to trust the answers of a run, a phrase for each claim that they make."""
+    """Trust in the answers of a run, a phrase for each claim that they make."""
 
     order: str
-    """Which is faster."""
+    """Trust in which is faster."""
     size: str
-    """By how much, in this run."""
+    """Trust in the size of the difference, in this run."""
     next_run: str
-    """What another run of the same plan on this machine would give."""
+    """Forecast for another run of the same plan on this machine."""
     other_machines: str
 
     @property
@@ -87,7 +87,7 @@ class Agreement(NamedTuple):
 
 
 def agreements(runs: Iterable[Mapping[Any, Interval]]) -> list[Agreement]:
-    """By name, of what at least `LEAST_RUNS` runs know with an interval that has a width."""
+    """Compare by name what at least `LEAST_RUNS` runs know with an interval that has a width."""
     found: dict[Any, list[Interval]] = {}
     for run in runs:
         for name, value in run.items():

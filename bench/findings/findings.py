@@ -24,19 +24,19 @@ from .verdicts import COMMUNICATION, Verdict
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What is said of a run, on the terminal and on its page."""
+    """Findings of a run, for the terminal and for its page."""
 
     cases: tuple[CaseResult, ...]
     verdicts: tuple[Verdict, ...]
     step: Step | None
-    """Of DDP without settings what it consists of, where anything is known of it."""
+    """Parts of a step of DDP without settings, where anything is known of it."""
     notes: tuple[str, ...]
-    """What is to be known beside the answers."""
+    """Things to know beside the answers."""
     background: tuple[str, ...]
     """And what the page alone says."""
     cautions: tuple[Caution, ...]
     trust: Trust | None
-    """How far to trust the answers; None without any."""
+    """Trust in the answers; None without any."""
     next_step: NextStep | None
 
     @property

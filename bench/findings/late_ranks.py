@@ -43,7 +43,7 @@ class OwnWork(msgspec.Struct, frozen=True):
     sync_buffers_ms: float
     """The part of the forward in which DDP broadcasts buffers, which is a collective."""
     ready_ms: tuple[float, ...]
-    """By bucket, since the backward began."""
+    """Milliseconds since the backward began, by bucket."""
 
     @property
     def by_bucket_ms(self) -> list[float]:

@@ -32,7 +32,7 @@ MOST_S = 7200.0
 LEAST_S = 60.0
 ENOUGH_ROUNDS = 2 * MIN_ROUNDS
 SAFETY = 1.3
-"""Of the time that an interval as wide as expected takes: half of them come out wider."""
+"""Factor on the time that an interval as wide as expected takes: half of them come out wider."""
 
 DECIDED_BY_TUNE = frozenset(
     {
@@ -49,7 +49,7 @@ NVLINK_GPUS = ("B200", "H200", "H100", "A100", "V100")
 
 @dataclass(frozen=True)
 class NextStep:
-    """What to run next."""
+    """Run to start next."""
 
     why: str
     command: str

@@ -31,7 +31,7 @@ class Saving:
     ms: Interval
     """Milliseconds of each step: the most that the remedy saves."""
     what: str
-    """What takes the time."""
+    """Name of what takes the time."""
     remedy: str
 
     @property
@@ -57,17 +57,17 @@ class Verdict:
     paste: str = ""
     """A line of code that follows from it."""
     notes: tuple[str, ...] = ()
-    """What is to be known beside it, a sentence each without its full stop."""
+    """Notes on the answer, a sentence each without its full stop."""
     background: tuple[str, ...] = ()
-    """What the page alone says of it."""
+    """Notes for the page alone."""
     comparisons: tuple[Comparison, ...] = ()
     """The first one decides."""
     faster_id: str = ""
     """The case that is the faster one, where one is."""
     width_ratio: float = math.inf
-    """Of an open answer its interval's width over the width that decides; infinite without an interval."""
+    """Width of an open answer's interval over the width that decides; infinite without an interval."""
     no_cap_helps: bool = False
-    """Whether bucket caps alone were compared, and none is faster than the default."""
+    """True where bucket caps alone were compared, and none is faster than the default."""
 
     @property
     def title(self) -> str:
@@ -81,7 +81,7 @@ class Verdict:
 
     @property
     def is_open(self) -> bool:
-        """Whether more rounds are needed."""
+        """True where more rounds are needed."""
         return self.answer in OPEN
 
     @property

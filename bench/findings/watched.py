@@ -35,7 +35,7 @@ REMEDIES = {
     "evaluation": "Let all ranks evaluate a part each",
     "other": "Look at what this rank alone does in each step, such as logging, checkpoints or moving batches",
 }
-"""What to do about a straggler, by the part that is late."""
+"""Remedy for a straggler, by the part that is late."""
 
 FEWER_BYTES = (
     "Communicate less often or less: a larger batch, accumulation under no_sync(), or 16-bit gradients "
@@ -56,17 +56,17 @@ def write_ms(found: Measured | None, unit: str = "ms") -> str:
 
 @dataclass(frozen=True)
 class WatchConclusion:
-    """What is said of a watched training, on the terminal and on its page."""
+    """Findings of a watched training, for the terminal and for its page."""
 
     run: Conclusion
-    """What its folder shows as that of a run; what a run would do next is no command of the user's."""
+    """Findings of its folder as of a run's; what a run would do next is no command of the user's."""
     straggler: str
     """Sentence that names the rank which the others wait for; empty without one."""
     settings: Settings
     """Settings that cost time, and the savings from changing them."""
     notes: tuple[str, ...]
     advice: str
-    """What to do first; empty without evidence."""
+    """Action to take first; empty without evidence."""
 
     @property
     def trust(self) -> dict[str, str]:

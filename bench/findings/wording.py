@@ -38,7 +38,7 @@ MOST_HIDDEN_WIDTH_PCT = 100.0
 
 
 def hidden_share(case: CaseResult) -> Interval | None:
-    """Which share of communication is hidden, in percent; None where it is not known to 50 points."""
+    """Return the percent of communication that is hidden; None where it is not known to 50 points."""
     found = case.hidden_pct
     return found if found and found.high - found.low <= MOST_HIDDEN_WIDTH_PCT else None
 
