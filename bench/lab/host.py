@@ -1,4 +1,4 @@
-"""What `bench.lab` runs on each host: PyTorch's elastic launcher, as `torchrun` runs it, or torchrun itself.
+"""Launcher of `bench.lab` on each host: PyTorch's elastic one, as `torchrun` runs it, or torchrun itself.
 
 The host's part of the job comes as one line of JSON on standard input. The exit code is the program's own:
 torchrun would turn every failure into 1.
@@ -27,7 +27,7 @@ from .job import RENDEZVOUS_PORT, HostJob, is_bench_run, is_torchrun, job_exit_c
 from .network import address
 
 MOST_RESTARTS = 100
-"""Of `bench.run`, whose ranks go on where those before them died; those of other programs stay dead.
+"""Restarts of `bench.run`, whose ranks go on where those before them died; those of others stay dead.
 
 More than are used: a run gives up by itself when its ranks die twice in a row without progress.
 """

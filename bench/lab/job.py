@@ -13,7 +13,7 @@ RENDEZVOUS_PORT = 29500
 """torchrun's default for --master-port; in a lab's own network no other program can hold it."""
 
 TORCHRUN_PORT = 29400
-"""Where a torchrun that the job starts itself meets the others: the lab's own agents may hold the other."""
+"""Port at which torchruns that the job starts itself meet: the lab's own agents may hold the other."""
 
 
 @dataclass(frozen=True)
@@ -28,17 +28,17 @@ class HostJob:
 
 
 def is_torchrun(command: Sequence[str]) -> bool:
-    """Whether a resolved command starts the ranks of its host itself."""
+    """Tell whether a resolved command starts the ranks of its host itself."""
     return command[1:3] == TORCHRUN
 
 
 def is_bench_run(command: Sequence[str]) -> bool:
-    """Whether a resolved command is `bench.run`: it goes on where its ranks died."""
+    """Tell whether a resolved command is `bench.run`: it goes on where its ranks died."""
     return command[1:3] == own_command("run")[1:]
 
 
 def host_environment(host: int, link: ShapedLink, gpus: Sequence[str]) -> dict[str, str]:
-    """What a host's ranks find in their environment beside the user's own."""
+    """Return the variables of a host's ranks beside the user's own."""
     environment = {
         "BENCH_HOST": host_name(host),
         "BENCH_LINK": link.label,
@@ -55,7 +55,7 @@ def host_environment(host: int, link: ShapedLink, gpus: Sequence[str]) -> dict[s
 
 
 def torchrun_environment(job: HostJob) -> dict[str, str]:
-    """What tells a torchrun on this host, by the variables it reads in place of options, where it is."""
+    """Return the variables that a torchrun on this host reads in place of options: they tell where it is."""
     return {
         "NODE_RANK": str(job.host),
         "PET_NNODES": str(job.num_hosts),

@@ -35,25 +35,25 @@ MIN_HOSTS, MAX_HOSTS = 2, 64
 """Two make a network; the upper end only stops a slip of the keyboard."""
 
 FAILURE_GRACE_S = 3.0
-"""How long the other hosts may go on once a host has failed: time to print their own errors."""
+"""Seconds that other hosts may go on once a host has failed: time to print their own errors."""
 
 LOST_GRACE_S = 20.0
 """The same where a host was killed: the first rank waits for it a little, then writes its tables."""
 
 PRINTED_S = 10.0
-"""So long what an ended host has said may take to be printed."""
+"""Seconds that printing the output of an ended host may take."""
 
 STOP_GRACE_S = 10.0
-"""How long the job may wind up after Ctrl-C or SIGTERM; a second one ends it at once."""
+"""Seconds that the job may wind up after Ctrl-C or SIGTERM; a second one ends it at once."""
 
 
 @dataclass(frozen=True)
 class LabOptions:
-    """What the command line asks for."""
+    """Options of the command line."""
 
     num_hosts: int
     link: ShapedLink
-    """Of every host."""
+    """Link of every host."""
     ranks_per_host: int
     command: list[str]
     quiet: bool

@@ -27,7 +27,7 @@ from ..common.errors import UsageError
 MIN_RATE_BIT_PER_S, MAX_RATE_BIT_PER_S = 1_000_000, 100_000_000_000
 
 BURST_S = 0.002
-"""What a bucket holds, as time on the link: it has to outlast a kernel that comes back late on busy cores.
+"""Content of a bucket as seconds on the link: it has to outlast a kernel that comes back late on busy cores.
 Measured: 2 ms are enough, 0.5 ms cost up to a third of 1 Gbit/s."""
 
 MIN_BURST_BYTES = 70_000
@@ -35,7 +35,7 @@ MIN_BURST_BYTES = 70_000
 at 200 Mbit/s took 41% of two cores."""
 
 QUEUE_BYTES, QUEUE_S, MAX_QUEUE_S = 8_000_000, 0.05, 0.5
-"""What waits for a link before a packet is dropped: these bytes, but at least 50 ms and at most 0.5 s of its
+"""Bytes that wait for a link before a packet is dropped, but at least 50 ms and at most 0.5 s of its
 rate. A connection has at most 4 MB in flight (tcp_wmem); no drop was seen. One at the end of a
 message would cost TCP's least timeout, 200 ms."""
 
