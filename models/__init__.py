@@ -1,1 +1,1 @@
-"""What is trained: built-in ResNets, the user's own workloads, and where their batches come from."""
+"""Workloads that are trained: built-in ResNets, the user's own, and where their batches come from."""

@@ -165,7 +165,7 @@ def _check_optimizer(workload: Workload, module: nn.Module) -> None:
 
 
 def _steps_alone(workload: Workload, module: nn.Module) -> bool:
-    """Whether the optimizer, of a class of the user's, takes a step without a closure, or else with none."""
+    """Tell whether an optimizer of a user's class takes a step without a closure, or else with none."""
 
     def can_step(*closure: Callable[[], float]) -> bool:
         for one in module.parameters():

@@ -1,4 +1,4 @@
-"""Where a rank's batches come from: the device itself, host memory, or a folder of images."""
+"""Sources of a rank's batches: the device itself, host memory, or a folder of images."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class BatchSource(ABC):
     """An endless supply of batches for one rank."""
 
     held: Sequence[Tensor] = ()
-    """What stays on the device between steps."""
+    """Tensors that stay on the device between steps."""
 
     num_ahead = 0
     """Batches that processes of its own may have ready when a block begins."""

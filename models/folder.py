@@ -231,7 +231,7 @@ class FolderSource(BatchSource):
 
 
 def _worker_start() -> Callable[[int], None] | None:
-    """What a worker begins with; None where workers are not forks of this process.
+    """Return a worker's first call; None where workers are not forks of this process.
 
     A fork holds this process's GPU and the memory on it. By itself it looks after its parent only every five
     seconds, and ranks that were started again meanwhile would find no memory.

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 HANDED_ON = (bool, int, float, complex, str, type(None))
-"""What a batch may hold beside tensors: it is the same on every device."""
+"""Types that a batch may hold beside tensors: their values are the same on every device."""
 
 CLOSED = (type, FunctionType, MethodType, ModuleType, nn.Module)
 """Objects whose attributes are no part of a batch."""
@@ -55,7 +55,7 @@ def _map_object(function: Callable[[Tensor], Any], value: Any) -> Any:
 
 
 def _maps_itself(value: Any) -> bool:
-    """Whether an object has PyTorch Geometric's methods: its `apply` maps the tensors of a copy in place."""
+    """Tell whether an object has PyTorch Geometric's methods: its `apply` maps a copy's tensors in place."""
     return not isinstance(value, CLOSED) and all(hasattr(value, name) for name in ("apply", "clone", "to"))
 
 

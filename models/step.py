@@ -1,4 +1,4 @@
-"""How a step is computed on the same workload: memory format, optimizer, torch.compile, TF32."""
+"""The ways to compute a step on the same workload: memory format, optimizer, torch.compile, TF32."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def placed(module: nn.Module, settings: StepSettings, device: torch.device) -> n
 
 
 def takes_images(workload: Workload) -> bool:
-    """Whether some of the workload's inputs have the four dimensions that channels_last is for."""
+    """Tell whether some of the workload's inputs have the four dimensions that channels_last is for."""
     batch = make_batch(workload)
     inputs = batch if workload.batch_loss is not None else batch[0]
     return any(map(is_image, tensors_of(inputs)))
 
 
 def has_fused_optimizer(workload: Workload) -> bool:
-    """Whether the workload's optimizer can run fused kernels, as far as one tried on a parameter tells."""
+    """Tell whether the workload's optimizer can run fused kernels, as far as one on a parameter tells."""
     try:
         optimizer = workload.optimizer([nn.Parameter(torch.zeros(1))])
         return {"fused", "foreach"} <= inspect.signature(type(optimizer)).parameters.keys()
@@ -68,7 +68,7 @@ def _fused(
 
 
 def defaults_of(optimizer: Optimizer) -> dict[str, Any]:
-    """What the class of an optimizer is given to make it again."""
+    """Return the arguments with which the class of an optimizer makes it again."""
     known = inspect.signature(type(optimizer)).parameters
     return {name: value for name, value in optimizer.defaults.items() if name in known}
 

@@ -32,7 +32,7 @@ EXPECTED = {
     "optimizer": "optimizer(parameters) and returns a torch.optim.Optimizer",
     "layers": "layers(module) and returns its layers in order, each an nn.Module",
 }
-"""How each function of a workload is called and what it returns, for error messages."""
+"""Call and return value of each function of a workload, for error messages."""
 
 TRIED_SIZES = (2, 4)
 """Batch sizes that tell whether tensors have a row for each sample: at one of them channels may look so."""
@@ -87,11 +87,11 @@ class Workload:
     devices. An `nn.Sequential` needs none."""
     image_size: int | None = None
     channels_last: bool = False
-    """Whether `make_module` and `make_batch` give weights and images (N, C, H, W) in that memory format."""
+    """True where `make_module` and `make_batch` give weights and images (N, C, H, W) in that format."""
     unit: str = "samples"
-    """What throughput counts, a plural noun: `images`, `tokens`."""
+    """Unit that throughput counts, a plural noun: `images`, `tokens`."""
     units_per_sample: int = 1
-    """How many of them a row of the batch holds; of a language model the sequence length."""
+    """Units in a row of the batch; of a language model the sequence length."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -240,7 +240,7 @@ def check_loss(workload: Workload, loss: object) -> None:
 
 
 def is_pair_of_tensors(batch: Batch) -> bool:
-    """Whether a batch is two tensors, such as images and their classes."""
+    """Tell whether a batch is two tensors, such as images and their classes."""
     return isinstance(batch, tuple) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch)
 
 
@@ -259,7 +259,7 @@ def _channels_last(tensor: Tensor) -> Tensor:
 
 
 def is_image(tensor: Tensor) -> bool:
-    """Whether a tensor has the shape (N, C, H, W), and is no mask."""
+    """Tell whether a tensor has the shape (N, C, H, W), and is no mask."""
     return tensor.ndim == 4 and tensor.dtype != torch.bool
 
 
