@@ -26,7 +26,7 @@ class UnusedParametersError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a rank runs. `cores` are the CPU cores of its machine that it may use, in order."""
+    """Rank and device of a process. `cores` are the CPU cores of its machine that it may use, in order."""
 
     rank: int
     device: torch.device
@@ -35,7 +35,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Stages:
-    """How a model is split over devices: its layers in order, and how many each device has."""
+    """The split of a model over devices: its layers in order, and how many each device has."""
 
     layers: Callable[[nn.Module], Sequence[nn.Module]]
     by_device: tuple[int, ...]
@@ -81,7 +81,7 @@ class Mode:
     """A module made ready to train in one of the modes."""
 
     wrapped: nn.Module
-    """What the training step calls."""
+    """Module that the training step calls."""
 
     module: nn.Module
     """The plain module inside."""

@@ -70,7 +70,7 @@ class CompileWatch:
         self._before = _counted()
 
     def taken(self) -> Compilation:
-        """What was compiled since. Raises Unsupported where nothing was: the case would be an eager one."""
+        """Count what was compiled since. Raises Unsupported without any: the case would be an eager one."""
         since = [now - before for now, before in zip(_counted(), self._before, strict=True)]
         found = Compilation(since[0], *map(int, since[1:]))
         if not found.num_graphs:

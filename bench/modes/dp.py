@@ -69,7 +69,7 @@ class CudaDataParallel(nn.DataParallel[nn.Module]):
     autocast_device = "cuda"
 
     begin: Callable[..., None] | None = None
-    """Where it is given, replicas run one after another, and it is called before each and after all."""
+    """Called before each replica and after all where it is given; replicas then run one after another."""
 
     def scatter(self, inputs: tuple[Any, ...], kwargs: Any, device_ids: Sequence[Any]) -> Any:
         _check_scattered(inputs, kwargs)
@@ -96,7 +96,7 @@ class DataParallelStandIn(nn.DataParallel[nn.Module]):
     """`nn.DataParallel` over CPU cores: `cores[i]` runs replica i, 0 with the master's tensors."""
 
     begin: Callable[..., None] | None = None
-    """As in `CudaDataParallel`."""
+    """Called as in `CudaDataParallel`."""
 
     def __init__(self, module: nn.Module, cores: Sequence[int]) -> None:
         # Past DataParallel's own constructor, which would take whatever GPUs it finds.

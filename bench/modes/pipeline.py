@@ -112,9 +112,9 @@ class PipelineMode(Mode):
 
 
 class _Boundary(nn.Module):
-    """What a stage passes on is contiguous, under channels_last too.
+    """The boundary behind a stage: makes what it passes on contiguous, under channels_last too.
 
-    gloo refuses any other. NCCL sends it as it lies, and torch 2.11 receives it into contiguous memory: the
+    gloo refuses others. NCCL sends it as it lies, and torch 2.11 receives it into contiguous memory: the
     activations arrive in another order, in silence.
     """
 
