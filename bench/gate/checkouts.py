@@ -45,12 +45,12 @@ class Checkout:
 
     name: str
     folder: Path
-    """Where its runs are started."""
+    """Folder in which its runs are started."""
     python: str
     environment: Mapping[str, str] = field(default_factory=dict)
-    """What its runs have beside this process's variables."""
+    """Variables of its runs beside this process's."""
     has_own_bench: bool = False
-    """Whether its runs are of the ddp-bench in `folder`, which may be of another commit than this one."""
+    """True where its runs are of the ddp-bench in `folder`, which may be of another commit than this one."""
     moved: tuple[Path, Path] | None = None
     """The user's repository, and the checkout of it that its runs import from instead."""
 

@@ -1,4 +1,4 @@
-"""What the gate does once its command line is read: find or measure two runs, compare, say and decide."""
+"""The gate once its command line is read: find or measure two runs, compare, report and decide."""
 
 from __future__ import annotations
 

@@ -44,28 +44,28 @@ class Gate:
     differences: tuple[Difference, ...]
     comparisons: tuple[Change, ...]
     errors: EndErrors
-    """Of each single interval that can fail the gate."""
+    """Error probabilities of each single interval that can fail the gate."""
     code: Code
     on_cpu: bool
-    """Whether CPU cores stood in for GPUs in any case."""
+    """True where CPU cores stood in for GPUs in any case."""
     interleaved: bool
-    """Whether the two runs took turns on one machine."""
+    """True where the two runs were interleaved on one machine."""
     interleave_command: str
     """The command that measures the two in turns; empty where they did."""
     only_in_candidate: tuple[str, ...]
     only_in_baseline: tuple[str, ...]
-    """What the candidate's passes left out of cases that are compared."""
+    """Metrics of compared cases that the candidate's passes left out."""
     num_launches: int
-    """Of runs in turns; 1 of others, whose intervals hold within their launches."""
+    """Number of launches of interleaved runs; 1 of others, whose intervals hold within their launches."""
     looks: tuple[int, ...]
-    """After how many launches it could have ended."""
+    """Numbers of launches after which it could have ended."""
     decision: Decision
     machine: tuple[str, ...] = ()
     """Facts about the machine while both sides were measured."""
     cautions: tuple[str, ...] = ()
     """Facts of these that speak against the comparison."""
     more: More | None = None
-    """What would decide that."""
+    """The command that would decide an undecided gate."""
 
     @property
     def exit_code(self) -> ExitCode:
@@ -73,7 +73,7 @@ class Gate:
 
     @property
     def needs_more_launches(self) -> bool:
-        """Whether it is open, for want of launches alone."""
+        """True where the gate is undecided for want of launches alone."""
         return self.decision.verdict == "undecided" and bool(self.undecided)
 
     @property

@@ -35,16 +35,16 @@ EXIT_CODES: Mapping[Word, ExitCode] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What can fail a gate, and by how much."""
+    """Metrics and changes that can fail a gate."""
 
     thresholds: Mapping[str, float]
     """The change that matters, by metric, a fraction."""
     named: frozenset[str] = frozenset()
     """Metrics whose threshold was named: they can fail it beside the rate."""
     ratios_only: bool = False
-    """Whether the speed-up decides in place of the rate: it compares across machines."""
+    """True where the speed-up decides in place of the rate: it compares across machines."""
     strict: bool = False
-    """Whether every metric can fail it."""
+    """True where every metric can fail it."""
     allow_missing: bool = False
 
     @property
@@ -82,7 +82,7 @@ def shares_of_look(looks: Sequence[int], num_launches: int) -> EndErrors:
 
 @dataclass(frozen=True)
 class Decision:
-    """What a gate decided, and the changes that it follows from."""
+    """The decision of a gate, and the changes that it follows from."""
 
     verdict: Word
     reasons: tuple[Change, ...] = ()

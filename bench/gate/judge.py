@@ -35,7 +35,7 @@ RULES = {
     "allowed": "the whole interval is {better} {limit}",
     "undecided": "the interval cannot rule out a change {worse} {limit}, nor confirm one",
 }
-"""When a metric that every round gives has a verdict."""
+"""Rule for each verdict on a metric that every round gives."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class EndErrors:
 
 
 class Change(Record, frozen=True, omit_defaults=False):
-    """What changed of one metric of one case; without a metric, of the whole case."""
+    """The change of one metric of one case; without a metric, of the whole case."""
 
     case_id: str
     label: str
@@ -68,16 +68,16 @@ class Change(Record, frozen=True, omit_defaults=False):
     name: str
     """The case in a sentence: `DDP on 2 GPUs`."""
     stand_in: bool
-    """Whether CPU cores stood in for GPUs in DP."""
+    """True where CPU cores stood in for GPUs in DP."""
     metric: str | None
     """A column of cases.csv; null where the whole case is missing."""
     verdict: Verdict
     reason: str = ""
     baseline: float | None = None
-    """What is typical of its rounds, in the metric's unit."""
+    """Typical value of its rounds, in the metric's unit."""
     candidate: float | None = None
     units: tuple[str, str] = (IMAGES, IMAGES)
-    """What throughput counts, in the baseline and the candidate."""
+    """Units that throughput counts, in the baseline and the candidate."""
     ratio: Interval | None = None
     """Candidate / baseline; of exposed communication 1 + candidate less baseline over the baseline's step.
 
@@ -93,7 +93,7 @@ class Change(Record, frozen=True, omit_defaults=False):
     suspected: bool = False
     """A regression that may be the machine's; reason says why."""
     decides: bool = False
-    """Whether it can fail the gate; else it informs, and a change beyond the threshold is `noted`."""
+    """True where it can fail the gate; else it informs, and a change beyond the threshold is `noted`."""
 
     @property
     def column(self) -> Metric | None:
@@ -101,7 +101,7 @@ class Change(Record, frozen=True, omit_defaults=False):
 
 
 def of_case(ours: GateCase, theirs: GateCase | None, verdict: Verdict, reason: str = "") -> Change:
-    """What is known of a case in the baseline and, where it is there, in the candidate."""
+    """Describe a case of the baseline and, where it is there, of the candidate."""
     before, after = ours.result, (theirs or ours).result
     return Change(
         case_id=before.case_id,
@@ -171,7 +171,7 @@ def shares_devices(ours: GateCase, theirs: GateCase) -> bool:
 def _in_turns(
     measured: Change, ours: GateCase, theirs: GateCase, metric: Metric, errors: EndErrors
 ) -> Change:
-    """Of runs that took turns: pairs within rounds, then over the launches."""
+    """Judge interleaved runs: pairs within rounds, then over the launches."""
     before, after = ours.rounds[metric.name], theirs.rounds[metric.name]
     if metric.in_parts_of:
         steps = ours.rounds[metric.in_parts_of]
@@ -187,7 +187,7 @@ def _in_turns(
 
 
 def _apart(measured: Change, ours: GateCase, theirs: GateCase, metric: Metric, errors: EndErrors) -> Change:
-    """Of separate runs: what both fitted, and how much each changed within itself."""
+    """Judge separate runs: the fits of both, and how much each changed within itself."""
     if metric.name not in ours.fitted or metric.name not in theirs.fitted:
         return replace(measured, verdict="undecided", reason="too few rounds for an interval")
     fits = ours.fitted[metric.name], theirs.fitted[metric.name]
@@ -230,7 +230,7 @@ def _judged(measured: Change, ratio: Interval, metric: Metric) -> Change:
 
 
 def of_launches(by_round: Mapping[int, float]) -> Estimate:
-    """What differs between two sides that took turns, of the rounds of all launches; see `over_launches`."""
+    """Estimate how two interleaved sides differ, of the rounds of all launches; see `over_launches`."""
     launches: dict[int, list[float]] = {}
     for r in sorted(by_round):
         launches.setdefault(r // LAUNCH, []).append(by_round[r])

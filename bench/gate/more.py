@@ -1,4 +1,4 @@
-"""What would decide a gate that could not: the whole command, and about how long it takes."""
+"""The whole command that would decide an undecided gate, and about how long it takes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_LAUNCHES = 60
 """More would take hours: a quieter machine helps more."""
 
 NEAR = 0.25
-"""Of the threshold: a change that lies nearer to it is not told from it in a time that can be promised."""
+"""Share of the threshold: a change nearer to it is not told from it in a time that can be promised."""
 
 SURE = 0.7
 """Chance that the scatter of the launches is no larger than it is taken to be."""
@@ -40,11 +40,11 @@ OUTPUT = ("out", "html", "junit", "markdown", "json", "quiet")
 
 
 class More(Record, frozen=True, omit_defaults=False):
-    """What decides it."""
+    """A command that would decide an undecided gate."""
 
     command: str
     minutes: float | None = None
-    """That it takes, about; None where the runs do not tell."""
+    """Minutes that it takes, about; None where the runs do not tell."""
     load: str = ""
     """Other programs' share of the machine, where that hides a change."""
 
@@ -73,7 +73,7 @@ def more(
     launches: int,
     asked: Sequence[str] | None,
 ) -> More:
-    """What decides the `undecided` ones.
+    """Return the command that would decide the `undecided` comparisons.
 
     Args:
         sides: the manifests of baseline and candidate, or of their first launch.
@@ -113,7 +113,7 @@ def duration_s(sides: Sequence[Manifest], *, in_turns: bool) -> float | None:
 
 
 def took_turns(runs: Sequence[Manifest]) -> bool:
-    """Whether these manifests are of runs that a gate in turns measured together, and of no more.
+    """Tell whether these manifests are of runs that one gate interleaved, and of no others.
 
     A run that was gone on with later has rounds beyond those in turns.
     """
@@ -137,7 +137,7 @@ def interleave_command(baseline: Manifest, candidate: Manifest, *options: str) -
 
 
 def _launches_for(one: Change, launches: int, errors: EndErrors) -> int:
-    """So many launches, of as many rounds as before, are likely to decide it."""
+    """Return the number of launches, of as many rounds as before, that are likely to decide it."""
     if one.ratio is None or one.threshold is None or one.error is None or one.column is None:
         return DEFAULT_LAUNCHES[-1]
     worse = (one.ratio.estimate - 1) * (-1 if one.column.higher_is_better else 1)

@@ -114,7 +114,7 @@ def _lines(*found: Iterable[str]) -> list[str]:
 
 
 def notes(gate: Gate) -> list[str]:
-    """How to read the table, and why what is not decided is not."""
+    """Explain how to read the table, and why undecided changes are undecided."""
     lines = []
     compared = [c for c in gate.comparisons if c.ratio is not None]
     if compared:
@@ -160,7 +160,7 @@ def reasons(gate: Gate) -> list[str]:
 
 
 def decides(gate: Gate) -> NextStep | None:
-    """What would decide it, or tell the code from the machine; None where nothing is left to be told."""
+    """Return the step that would decide it, or tell the code from the machine; None where nothing is open."""
     if gate.decision.verdict == "undecided" and gate.more:
         return gate.more.step
     told_apart = gate.code.is_identical and not gate.differences
@@ -173,7 +173,7 @@ def decides(gate: Gate) -> NextStep | None:
 
 
 def _launches(gate: Gate) -> list[str]:
-    """What the intervals hold of other launches."""
+    """Write how far the intervals hold for other launches."""
     if not gate.interleaved:
         return ["Intervals are of these launches; others may differ by more."]
     turns = f"Measured in turns, {plural(gate.num_launches, 'launch')} of each side"
@@ -188,7 +188,7 @@ def _launches(gate: Gate) -> list[str]:
 
 
 def annotations_of(gate: Gate) -> list[Annotation]:
-    """What GitHub shows above the log: an error for each regression, a warning where nothing was decided."""
+    """Return GitHub's annotations: an error for each regression, a warning where nothing was decided."""
     title = speaker("gate")
     if gate.exit_code == ExitCode.UNDECIDED:
         return [Annotation("warning", title, verdict(gate))]

@@ -86,7 +86,7 @@ def _look(c: Change) -> str:
 
 
 def _facts(side: GateRun) -> dict[str, str]:
-    """How a side ran, as far as its manifest tells."""
+    """Describe how a side ran, as far as its manifest tells."""
     manifest = side.manifest
     told = {
         "run": str(side.path),

@@ -58,13 +58,13 @@ class GateCase:
 
     result: CaseResult
     rounds: Mapping[str, ByRound]
-    """By metric one figure per round; empty where the case does not have it."""
+    """One figure per round, by metric; empty where the case does not have it."""
     fitted: Mapping[str, Estimate] = field(default_factory=dict)
     """The repeated metrics that `cases.csv` has, of one fit over all rounds; all but ms are logarithms."""
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What names the case within its run; a setting that its ddp-bench lacked had PyTorch's default."""
+        """Values that name a case in its run; a setting that its ddp-bench lacked has PyTorch's default."""
         return tuple(self.result.text(name) or str(DEFAULTS.get(name, "")) for name in SWEPT)
 
 

@@ -129,7 +129,7 @@ def conditions_of(manifest: Manifest) -> list[Condition]:
 
 
 def machine_kind(manifest: Manifest) -> dict[str, Any]:
-    """Return the facts that make two machines of one kind, whatever their name, driver or system."""
+    """Return the facts that make two machines of one kind, whatever their host name, driver or OS."""
     machine = manifest.environment
     torch = re.findall(r"\d+", manifest.versions.get("torch", ""))
     return {
