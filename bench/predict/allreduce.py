@@ -14,7 +14,7 @@ from msgspec import Meta
 from .timeline import Slowdown
 
 THREADS = 3.0
-"""On a core: two of gloo, one that reduces and one that sends and receives, beside one that computes. Each
+"""Threads on a core: two of gloo, one to reduce and one to send and receive, and one that computes. Each
 has a third while all are busy (sched(7): equal weights)."""
 
 Samples: TypeAlias = tuple[float, ...]

@@ -40,7 +40,7 @@ class Parameter:
     num_bytes: Count
     """Bytes of its gradient."""
     ready_ms: Ms
-    """When its gradient is ready, since the backward began, with no communication beside it; median."""
+    """Milliseconds from the backward's start to its gradient, with no communication beside it; median."""
     kind: str = ""
     """Dtype and device where a model has several: DDP never mixes kinds in a bucket."""
 
@@ -61,10 +61,10 @@ class Identity:
     link: str | None = None
     """Rate of the link between a lab's hosts; None on a real network."""
     step: str = ""
-    """How a step is computed beside its precision, such as `channels_last, fused optimizer`."""
+    """Settings of a step beside its precision, such as `channels_last, fused optimizer`."""
     unit: str = IMAGES
     units_per_sample: Count = 1
-    """How many of them a row of the batch holds."""
+    """Units in a row of the batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,40 +74,40 @@ class Calibration:
     identity: Identity
     num_ranks: Count
     parameters: Annotated[tuple[Parameter, ...], Meta(min_length=1)]
-    """In reducer order."""
+    """Parameters in reducer order."""
     forward_ms: Times
     backward_ms: Times
     """At least the last parameter's `ready_ms`."""
     optimizer_ms: Times
-    """With `zero_grad`."""
+    """Milliseconds of the optimizer with `zero_grad`."""
     data_ms: Times = (0.0,)
     allreduce: Annotated[tuple[AllReduceTimes, ...], Meta(max_length=1)] = ()
     compute_slowdown: Factors = (1.0,)
-    """How many times longer compute takes while an all-reduce is in flight."""
+    """Factors by which compute takes longer while an all-reduce is in flight."""
     comm_slowdown: Factors = (1.0,)
-    """And an all-reduce while compute runs."""
+    """The same of an all-reduce while compute runs."""
     comm_core_share: Times = (0.0,)
     """Core time over wall time of all-reduces alone, where threads of a CPU move the bytes."""
     copy_ms: Times = (0.0,)
     """To copy and average all gradients once, into their buckets or back."""
     residual_ms: Differences = (0.0,)
-    """What the calibrated step takes beyond the simulated one, whatever the layout; may be negative."""
+    """Milliseconds of the calibrated step beyond the simulated one, whatever the layout; may be negative."""
     fitted: str = ""
     """Id of the case whose step the residual is of."""
     single_step_ms: Positive = ()
-    """Of `single`, alone on the machine; empty where it is the compute of a rank."""
+    """Milliseconds of `single`, alone on the machine; empty where it is the compute of a rank."""
     model_error_pct: Ms | None = None
     """Half-width of the model's error on held-out cases; None while unmeasured."""
     notes: tuple[str, ...] = ()
     scaling: Literal["weak", "strong"] = "weak"
-    """What the calibrated run held fixed: the batch per device, or in all."""
+    """The batch that the calibrated run held fixed: per device, or in all."""
 
     def __post_init__(self) -> None:
         if max(self.forward_ms) + max(self.backward_ms) < 1e-6:
             raise ValueError("forward and backward take no time")
 
     def compute(self) -> Compute:
-        """What the slowest rank does by itself in a step of one micro-batch."""
+        """Return the time of the slowest rank by itself in a step of one micro-batch."""
         return Compute(
             before_ms=median(self.forward_ms) + median(self.data_ms),
             backward_ms=median(self.backward_ms),

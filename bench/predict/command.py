@@ -1,4 +1,4 @@
-"""What predict does once its command line is read."""
+"""The work of predict once its command line is read."""
 
 from __future__ import annotations
 

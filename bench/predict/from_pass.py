@@ -47,7 +47,7 @@ Trainable: TypeAlias = tuple[str, int, str]
 """A trainable parameter: name, bytes, kind."""
 
 Detail: TypeAlias = Mapping[str, Any]
-"""Of a calibration block of one rank."""
+"""Detail of a calibration block of one rank."""
 
 
 def write_calibration(folder: Path, trainable: Sequence[Trainable]) -> str | None:

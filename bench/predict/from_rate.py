@@ -26,20 +26,20 @@ here, and hold their part of the GPU until the last rank has come: which part of
 The ports of two nodes are not slowed (`factor_between`)."""
 
 WRAPPER_MS = 0.019
-"""What DDP adds to a step of one GPU by each trainable tensor: hooks, copies into buckets and back, buffers.
+"""Milliseconds that DDP adds to a step of one GPU by each trainable tensor: hooks, copies, buffers.
 Fitted to PyTorch's DDP table, ResNet-50 on one V100 with and without DDP (97.3 and 100.3 ms, 161 tensors)."""
 
 FITTED = "what an all-reduce and compute do to each other is fitted to published clusters"
 
 ERROR_PCT = 6.0
-"""Of 100 published rows that nothing was fitted to at least 95 are that near (docs/accuracy.md)."""
+"""Error in percent: of 100 published rows that nothing was fitted to at least 95 are that near."""
 
 PUBLISHED: dict[str, Any] = {
     "compute_slowdown": (BESIDE.compute,),
     "comm_slowdown": (BESIDE.comm,),
     "model_error_pct": ERROR_PCT,
 }
-"""Of a calibration: what one device cannot tell."""
+"""Fields of a calibration that one device cannot tell."""
 
 
 def from_rate(

@@ -84,7 +84,7 @@ class MeasuredNetwork:
     """All-reduces that a calibration measured, this one's or another's; none where it had one device."""
 
     name: str
-    """In a word or two: it stands in legends."""
+    """Name of a word or two: it stands in legends."""
     allreduce: tuple[AllReduceTimes, ...]
     source = "assumed on other numbers of ranks: the ring law for bytes, a tree's or ring's steps for latency"
 

@@ -17,7 +17,7 @@ from .runs import HeldOut, error_sizes
 VERSION = 5
 
 LEAST_EFFICIENCY = 0.8
-"""Where it is first lower is said."""
+"""Efficiency below which the first prediction is named."""
 
 WIDE = 0.5
 """Half-width of an interval, as a share of the throughput, from which on that is said."""
@@ -31,7 +31,7 @@ _ERROR = (
 
 @dataclass(frozen=True, kw_only=True)
 class Predictions:
-    """What was calibrated, the predictions, and their errors on held-out cases."""
+    """The calibrated workload and machine, the predictions, and their errors on held-out cases."""
 
     identity: Identity
     notes: tuple[str, ...]

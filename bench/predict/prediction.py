@@ -62,13 +62,13 @@ class Scenario:
 
     @property
     def networks(self) -> list[NetworkModel | MeasuredNetwork]:
-        """What joins the devices, the inner level first."""
+        """Networks that join the devices, the inner level first."""
         levels = (self.network,) if isinstance(self.network, MeasuredNetwork) else (self.intra, self.network)
         return [net for net in levels if net is not None]
 
     @property
     def network_name(self) -> str:
-        """What joins the devices, in a word or two."""
+        """Name of what joins the devices, in a word or two."""
         return " + ".join(net.name for net in self.networks)
 
 
@@ -114,7 +114,7 @@ def cost_band(scenario: Scenario, slowed: float = 1.0) -> CostBand:
 
 
 class Estimate(NamedTuple):
-    """What one simulated step gives, without intervals."""
+    """Outcome of one simulated step, without intervals."""
 
     step_ms: float
     images_per_s: float
@@ -131,7 +131,7 @@ class Prediction:
     num_devices: Annotated[int, Meta(ge=1)]
     bucket_cap_mb: str
     network: str
-    """What joins the devices, in a word or two."""
+    """Network that joins the devices, in a word or two."""
     scaling: str
     batch_size: int
     """Per device (weak) or global (strong)."""

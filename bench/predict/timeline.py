@@ -1,4 +1,4 @@
-"""What computes and communicates when in one simulated DDP step.
+"""Timeline of compute and communication in one simulated DDP step.
 
 Gradients become ready, buckets fill, all-reduces queue, both sides slow down. Compute and communication
 advance at rates that are constant between events: compute at 1/`slowdown.compute` while an all-reduce is in
@@ -16,7 +16,7 @@ from ..plan.buckets import Layout, bucket_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class Slowdown:
-    """How many times longer each takes while the other runs; 1 is undisturbed."""
+    """Factors by which each takes longer while the other runs; 1 is undisturbed."""
 
     compute: float = 1.0
     comm: float = 1.0
@@ -29,7 +29,7 @@ class Compute:
     """A step without communication, ms."""
 
     before_ms: float
-    """What precedes the backward: data, forward, and micro-batches that only accumulate."""
+    """Milliseconds before the backward: data, forward, and micro-batches that only accumulate."""
     backward_ms: float
     after_ms: float
     """Optimizer."""
