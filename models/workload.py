@@ -87,7 +87,7 @@ class Workload:
     devices. An `nn.Sequential` needs none."""
     image_size: int | None = None
     channels_last: bool = False
-    """True where `make_module` and `make_batch` give weights and images (N, C, H, W) in that format."""
+    """True where `make_module` and `make_batch` give weights and images (N, C, H, W) in channels_last."""
     unit: str = "samples"
     """Unit that throughput counts, a plural noun: `images`, `tokens`."""
     units_per_sample: int = 1

@@ -79,7 +79,7 @@ class Caution:
 def load_shares(manifest: Manifest) -> tuple[float, float] | None:
     """Return the shares of a run's cores that other programs and other guests of the hypervisor used.
 
-    Fractions, the largest of any machine; None where the manifest does not tell.
+    Fractions over its rounds, the largest of any machine; None where the manifest does not tell.
     """
     found = [(load.others / load.cores, load.steal / load.cores) for load in manifest.load if load.cores]
     return (max(busy for busy, _ in found), max(steal for _, steal in found)) if found else None
