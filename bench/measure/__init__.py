@@ -1,1 +1,1 @@
-"""What is measured on a rank: clocks, timed blocks, the anatomy of a step."""
+"""Measurements of a rank: clocks, timed blocks, the anatomy of a step."""

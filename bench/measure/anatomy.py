@@ -194,7 +194,7 @@ def _timed(into: list[float], gpus: Sequence[int]) -> Iterator[None]:
 
 
 def bucket_ready_ms(ready_ms: dict[int, float], parameters: Sequence[Sequence[int]]) -> list[float]:
-    """When the last gradient of each bucket is ready, from the ready time of each parameter.
+    """Return when the last gradient of each bucket is ready, from the ready time of each parameter.
 
     DDP takes a parameter that gets none as ready when the first gradient is.
     """

@@ -29,14 +29,14 @@ LOOKS, COPIES = 2, 3
 """Local steps that are looked into, and times that all gradients are copied; the median counts."""
 
 LOCAL_STEPS = 6
-"""Of a block on one device, or beside communication, in all bursts together. The slow-down has to be known
-well: on a network of another rate what it exceeds 1 by is multiplied."""
+"""Steps of a block on one device, or beside communication, in all bursts together. Slow-down has to be
+known well: on a network of another rate what it exceeds 1 by is multiplied."""
 
 COMM_TIMES = 1.25
 """Background communication by itself takes this many times as long as the compute by itself, at least."""
 
 REPLAYS_ALONE, MOST_REPLAYS = 2, 200
-"""What one takes by itself is known from so many; a burst launches all of its own at once."""
+"""Replays that tell the time of one alone, and most of a burst, which launches all of its own at once."""
 
 
 def run_calibration(
@@ -109,7 +109,7 @@ def _bursts(trainer: Trainer, replay: BucketReplay, clock: Clock) -> tuple[dict[
 
 
 def _together(trainer: Trainer, replay: BucketReplay, steps: int, replays: int) -> tuple[float, float]:
-    """When compute and when communication ended, in ms since both began.
+    """Return when compute and when communication ended, in ms since both began.
 
     NCCL's stream waits for the current one at each launch, so on a GPU both begin at the first marks. All of
     the communication is queued first: should compute's launches fill the queue, the host is far ahead.

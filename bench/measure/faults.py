@@ -1,4 +1,4 @@
-"""What an error of a rank means for its case: a skipped one, a fault of the model, or a broken process."""
+"""The meaning of a rank's error for its case: a skipped one, a fault of the model, or a broken process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GPU_MEMORY = re.compile(
 """Errors of PyTorch's CUDA allocator, the driver, cuBLAS, cuDNN and NCCL, by the texts in their libraries."""
 
 PERHAPS_GPU_MEMORY = re.compile(r"CUBLAS_STATUS_NOT_INITIALIZED|unable to find an engine")
-"""What cuBLAS and cuDNN say where they find no memory for what they need, and of other faults."""
+"""Messages of cuBLAS and cuDNN where they find no memory for what they need, and of other faults."""
 
 LITTLE_FREE = 0.05
 """A GPU with less than this share free is full: a handle of cuBLAS and cuDNN's workspaces take as much."""
@@ -44,7 +44,7 @@ BROKEN_CONTEXT = re.compile(r"(CUDA|HIP)( driver)? error")
 """After an illegal access or a device-side assert, every later call to the device fails in this process."""
 
 TRACED = re.compile(r""": got (\w+)\((['"])(.*)\2\)\.?$""", re.MULTILINE)
-"""What the compiler says that an operation of the model raised while it was traced."""
+"""The compiler's message that an operation of the model raised while it was traced."""
 
 TOO_LARGE = "use a smaller --batch-size or smaller inputs"
 
@@ -57,11 +57,11 @@ class Fault:
     """One of cases.csv."""
     reason: str
     reason_code: str | None = None
-    """As in cases.csv."""
+    """Code of the reason, as in cases.csv."""
     restart: bool = False
-    """Whether this process can measure no further: its device or its communicator is broken."""
+    """True where this process can measure no further: its device or its communicator is broken."""
     is_cause: bool = True
-    """Whether something went wrong here, not because another rank failed."""
+    """True where something went wrong here, not because another rank failed."""
 
     @property
     def is_failure(self) -> bool:
@@ -77,7 +77,7 @@ class PeerFullError(PeerFailedError):
 
 
 WRAPPED = re.compile(r"'(\w*DataParallel\w*|FSDP\w+|_Gathered)' object has no attribute '(\w+)'")
-"""What Python says where a loss asks a wrapper for what only the module inside of it has."""
+"""Python's message where a loss asks a wrapper for what only the module inside of it has."""
 
 
 def hint_of(error: BaseException) -> str:
@@ -105,18 +105,18 @@ def classify_error(error: BaseException) -> Fault:
 
 
 def is_of_the_model(error: BaseException) -> bool:
-    """Whether it is a failure of the model's own: no mistake of the user, and memory and device are well."""
+    """Tell whether an error is the model's own: no mistake of the user, and memory and device are well."""
     found = classify_error(error)
     return found.status == "failed" and not found.restart and not isinstance(error, UsageError)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether it says that memory is full, of this rank's device or host, or of another rank's."""
+    """Tell whether an error says that memory is full, of this rank's device or host, or of another rank's."""
     return isinstance(error, PeerFullError) or classify_error(error).status == "oom"
 
 
 def is_out_of_gpu_memory(error: BaseException) -> bool:
-    """Whether it says that a GPU, or the host memory that its driver locks, is full."""
+    """Tell whether an error says that a GPU, or the host memory that its driver locks, is full."""
     text = text_of(error)
     if isinstance(error, torch.OutOfMemoryError) or GPU_MEMORY.search(text):
         return True
@@ -129,7 +129,7 @@ def is_out_of_gpu_memory(error: BaseException) -> bool:
 
 
 def is_broken_by(error: BaseException) -> bool:
-    """Whether the process that raised it can use its device, or its process group, no more."""
+    """Tell whether the process that raised an error can use its device, or its process group, no more."""
     text = text_of(error)
     if isinstance(error, dist.DistError) or BROKEN_GROUP.search(text):
         return True

@@ -15,7 +15,7 @@ from ..results.block_times import DeviceMemory
 
 
 class MemoryWatch:
-    """How far memory rises above what is in use now, which belongs to other cases.
+    """The rise of memory above what is in use now, which belongs to other cases.
 
     What is reserved and not in use is given back first: a case that finds it there would not reserve its own.
     """
@@ -32,7 +32,7 @@ class MemoryWatch:
         self._before = [(found[0][0] - there, found[0][1] - there), *found[1:]] if found else []
 
     def taken(self) -> tuple[DeviceMemory, ...]:
-        """What each GPU's memory rose by at most; empty on CPU cores, where torch does not count."""
+        """Return the largest rise of each GPU's memory; none on CPU cores, where torch does not count."""
         found = []
         for gpu, (allocated, reserved) in zip(self._gpus, self._before, strict=True):
             peak = torch.cuda.max_memory_allocated(gpu) - allocated

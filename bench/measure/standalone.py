@@ -68,7 +68,7 @@ def delay_gpu(queue_ms: float, device: torch.device) -> None:
 
 
 SMALL_BYTES = 4096
-"""Of the message with which ranks begin together."""
+"""Size of the message with which ranks begin together."""
 
 ALIGNED_BYTES = 512
 """Buckets begin at multiples of it, as what torch allocates on a GPU."""

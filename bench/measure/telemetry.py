@@ -1,4 +1,4 @@
-"""What a rank's GPUs do during its timed blocks, sampled through NVML by a process of its own. No torch.
+"""Readings of a rank's GPUs during its timed blocks, sampled through NVML by a process of its own. No torch.
 
 Every rank has a sampler: where each sees its own GPU alone, as under Slurm's --gpus-per-task, one for all
 ranks of a host would not see the others'. `python -m bench.measure.telemetry UUID…` is one, with a connection
@@ -29,10 +29,10 @@ from ..machine.gpus import THROTTLING, ClockReason, ask_nvml, clock_reasons, is_
 from ..results.block_times import GPUS, TELEMETRY_FAILED
 
 ANSWER_S = 5.0
-"""So long a rank waits for an answer, which takes milliseconds; a first one may wait for the driver."""
+"""Seconds that a rank waits for an answer, which takes milliseconds; a first one may wait for the driver."""
 
 END_S = 1.0
-"""So long a sampler has to end; it ends at once, unless the driver holds it."""
+"""Seconds that a sampler has to end; it ends at once, unless the driver holds it."""
 
 INTERVAL_S = 0.05
 """Between two samples: twenty in a block of a second, and little work for the driver."""
@@ -53,7 +53,7 @@ class Sample:
     """The readings of one GPU at one moment; None for what it does not report."""
 
     moment_s: float
-    """On the monotonic clock, which all processes of a host share."""
+    """Time on the monotonic clock, which all processes of a host share."""
     sm_clock_mhz: float | None = None
     energy_j: float | None = None
     """Used since the driver was loaded."""
@@ -64,7 +64,7 @@ class Sample:
 
 
 def summary(samples: Sequence[Sample]) -> dict[str, Any]:
-    """What a GPU did while it was sampled; without what it does not report."""
+    """Summarize what a GPU did while it was sampled; without what it does not report."""
     clocks = [s.sm_clock_mhz for s in samples if s.sm_clock_mhz is not None]
     found = {
         "sm_clock_mhz": fmean(clocks) if clocks else None,

@@ -121,7 +121,7 @@ class Trainer(GradientPass):
 
     @property
     def loss_scale(self) -> float:
-        """What the next step's loss is multiplied by; it falls where a step overflowed and was left out."""
+        """Factor on the next step's loss; it falls where a step overflowed and was left out."""
         return 1.0 if self._scaler is None else float(self._scaler.get_scale())
 
     def step(self) -> None:

@@ -115,7 +115,7 @@ def _begin(trainer: Trainer, device: torch.device, group: dist.ProcessGroup | No
 
 
 def in_step(events: Sequence[Event]) -> list[Event]:
-    """What the host began in the annotated step or after it; all of it where none is annotated."""
+    """Return the events that the host began in the annotated step or after it; all without an annotation."""
     begun_us = _begun_us(events)
     first = min(_starts(events, "step"), default=-math.inf)
     return [event for event in events if begun_us(event) >= first]
@@ -150,7 +150,7 @@ def all_reduces(events: Sequence[Event], num_buckets: int) -> tuple[float, list[
 
 
 def _begun_us(events: Sequence[Event]) -> Callable[[Event], float]:
-    """When the host began an event: launched it, if it is a kernel whose launch `events` hold."""
+    """Return a function for when the host began an event: launched it, where `events` hold a launch."""
     launches = {_correlation(e): float(e["ts"]) for e in events if e.get("cat") in LAUNCHES}
     launches.pop(None, None)
 
