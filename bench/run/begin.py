@@ -256,7 +256,7 @@ def new_manifest(
     *,
     load_before: float | None = None,
 ) -> Manifest:
-    """What manifest.json says of a run that begins on the workers that have `begun`, by rank."""
+    """Describe for manifest.json a run that begins on the workers that have `begun`, by rank."""
     machines = [one.machine for one in begun if one.machine is not None]
     settings, inspected = job.settings, job.inspected
     return describe_run(

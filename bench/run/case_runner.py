@@ -37,7 +37,7 @@ LAST_STEPS = 3
 PREPARATION = "its preparation"
 
 FAILED = {TELEMETRY_FAILED: "GPU telemetry (--telemetry)", TRACE_FAILED: "trace"}
-"""What a block's detail may say it lacks; its case is measured all the same."""
+"""Parts that a block's detail may say it lacks; its case is measured all the same."""
 
 
 class CaseFailedError(Exception):
@@ -78,9 +78,9 @@ class CaseRunner:
         turns = os.environ.get(TURNS_ENV)
         self._turns = TurnClient(turns)
         self._shares_memory = turns is not None or settings.share_gpus
-        """Whether every case may need the GPU memory that other processes have cached."""
+        """True where every case may need the GPU memory that other processes have cached."""
         self._follows_dp = False
-        """Whether the case that was measured last is one of DP: rank 0 has cached memory of every GPU."""
+        """True where the case that was measured last is one of DP: rank 0 has cached memory of every GPU."""
 
     def elapsed_s(self) -> float:
         """Seconds since the run began, attempts before this one included, breaks between them not."""
@@ -188,7 +188,7 @@ class CaseRunner:
     def _done(
         self, live: LiveCase, what: str, command: m.Command[T], limit_s: float, num_ranks: int | None = None
     ) -> list[T]:
-        """What the case's ranks, or the first `num_ranks`, give for it.
+        """Return the answers of the case's ranks, or of the first `num_ranks`, to a command.
 
         Raises CaseFailedError where one reports a fault, with which the case ends, and RestartError where the
         ranks cannot go on to another case.
@@ -266,7 +266,7 @@ class CaseRunner:
         self.between(m.Settle(index=live.index, group=live.group), "dropping a case")
 
     def between(self, command: m.Command[T], what: str, *, num_ranks: int | None = None) -> list[T]:
-        """What all ranks, or the first `num_ranks`, answer between cases."""
+        """Return the answers of all ranks, or of the first `num_ranks`, between cases."""
         self.recorder.note(None, what)
         count = len(self.workers) if num_ranks is None else num_ranks
         found = self.workers.values(self.told(command, count), what, preparing_s(self.settings))

@@ -36,7 +36,7 @@ WIDTH = 100
 
 @dataclass(frozen=True, kw_only=True)
 class How:
-    """How a run is to be carried out, not what is measured."""
+    """The way to carry out a run, not what is measured."""
 
     arguments: Sequence[str] = ()
     """The command line."""

@@ -45,7 +45,7 @@ class Conductor:
         self._began_s = began_s
         self._load_before = load_average()
         self._job: Job | None = None
-        """As the first attempt has found it."""
+        """Job as the first attempt has found it."""
         self._recorder: Recorder | None = None
         self._console = Console(silent=how.quiet)
         self._startup_s: float | None = None

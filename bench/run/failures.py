@@ -1,4 +1,4 @@
-"""What befalls ranks: time limits, the status and reason of a failed case, and when to start them again."""
+"""Failures of ranks: time limits, the status and reason of a failed case, and when to start them again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOOKER = -1
 look, such as tensors on the meta device, is in no process that trains or forks."""
 
 MOST_IDLE_ATTEMPTS = 2
-"""So many attempts in a row may achieve nothing: one can be chance, two have a cause that stays."""
+"""Attempts in a row that may achieve nothing: one can be chance, two have a cause that stays."""
 
 START_LIMIT_S = 600.0
 """Limit for what is done before the first case, such as reading drivers and slow file systems."""
@@ -32,7 +32,7 @@ FORWARD_S = 4.0
 where rounding is to be known; a forward and backward that fills a device takes less than a second."""
 
 AUTOTUNE = 3
-"""So many times as long where the compiler times its choices: with a cold cache for every convolution."""
+"""Factor on limits where the compiler times its choices: with a cold cache for every convolution."""
 
 LEAST_S = 60.0
 """No block is given up sooner: a busy machine or network can stop a process for seconds."""
@@ -48,16 +48,16 @@ TURN_S = 900.0
 
 
 MOST_NAMED = 4
-"""So many ranks a message names; of more it gives the number."""
+"""Ranks that a message names; of more it gives the number."""
 
 DEBUG = "TORCH_DISTRIBUTED_DEBUG"
 CRASHES = f"; {DEBUG}=DETAIL is set, with which some versions of torch crash by themselves: unset it"
 
 IDLE = "its wait for the next command"
-"""Where a rank died that had not begun with what it was told last."""
+"""Place where a rank died that had not begun with what it was told last."""
 
 AFTER_ANOTHER = "ended because another rank failed"
-"""What is said of a rank that is not the cause."""
+"""Text for a rank that is not the cause."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,11 @@ class Failure:
     status: str
     reason: str
     ranks: Mapping[int, str] = field(default_factory=dict, compare=False)
-    """How it went on each rank that is known of, for the kept file: one line, then a traceback or stacks."""
+    """Account of each rank that is known of, for the kept file: one line, then a traceback or stacks."""
     was_idle: bool = False
-    """Whether it came before what is noted as under way had begun, which is not to blame then."""
+    """True where it came before what is noted as under way had begun, which is not to blame then."""
     reason_code: str | None = None
-    """As in cases.csv."""
+    """Code of the reason, as in cases.csv."""
 
 
 class RestartError(Exception):
@@ -80,7 +80,7 @@ class RestartError(Exception):
     def __init__(self, failure: Failure | None = None) -> None:
         super().__init__(failure.reason if failure else "")
         self.failure = failure
-        """What is to be written down of it; None where that has been done."""
+        """Failure that is to be written down; None where that has been done."""
 
 
 def rank_name(rank: int) -> str:
@@ -95,7 +95,7 @@ def placed(reason: str, *where: str) -> str:
 
 
 def written(title: str, found: Failure) -> str:
-    """What is kept of a failure: what failed when and why, then each rank; ranks that say the same as one."""
+    """Write a failure as it is kept: what failed when and why, then each rank; equal accounts as one."""
     told: dict[str, list[int]] = {}
     for rank, text in sorted(found.ranks.items()):
         told.setdefault(text.strip(), []).append(rank)
@@ -113,7 +113,7 @@ def cause_in(reports: Mapping[int, Report]) -> int | None:
 
 
 def failure_in(reports: Mapping[int, Report], *, waiting: Iterable[int] = ()) -> Failure | None:
-    """What ended a case, from the reports of its ranks; None where all are well.
+    """Find what ended a case, from the reports of its ranks; None where all are well.
 
     A rank that failed because another one did is no cause, unless no other is known. Where some of the ranks
     that are `waiting` have not reported, the reason says which rank it was.
@@ -130,7 +130,7 @@ def failure_in(reports: Mapping[int, Report], *, waiting: Iterable[int] = ()) ->
 
 
 def timed_out(told: Mapping[int, Told], names: Mapping[int, str], what: str, limit_s: float) -> Failure:
-    """What came to no end: who of those with `names` is late, by what the ranks tell that answer at all."""
+    """Describe what came to no end: who of those with `names` is late, by ranks that answer at all."""
     ranks = {
         rank: f"{f'waited for {one.waits_for}' if one.waits_for else 'was at work'}\n{one.stacks}"
         for rank, one in sorted(told.items())
@@ -172,7 +172,7 @@ def block_s(settings: ResolvedSettings, longest_step_s: float, step_s: float) ->
 
 
 def progress_of(state: State, table_bytes: int) -> tuple[int, ...]:
-    """How far the next attempt starts out: bytes of blocks.csv, cases settled and failed, curves done.
+    """Return the state before the next attempt: bytes of blocks.csv, cases settled and failed, curves done.
 
     What was under way when the ranks died counts as done: the next attempt gives it up.
     """
@@ -187,7 +187,7 @@ def progress_of(state: State, table_bytes: int) -> tuple[int, ...]:
 
 
 def is_stuck(progress: Sequence[object]) -> bool:
-    """Whether to start the ranks no more: the last `MOST_IDLE_ATTEMPTS` attempts achieved nothing.
+    """Tell whether to start the ranks no more: the last `MOST_IDLE_ATTEMPTS` attempts achieved nothing.
 
     `progress` is that before each attempt, and that of now.
     """

@@ -73,7 +73,7 @@ def open_run(
 
 
 def _run_id() -> str:
-    """Of this launch by torchrun or srun; empty where there is none."""
+    """Return the id of this launch by torchrun or srun; empty where there is none."""
     there = launch(os.environ)
     return there.torchelastic_run_id if there else ""
 

@@ -178,7 +178,7 @@ class Rounds(CaseRunner):
             self._record(live, phase, round_index, position, started_s, times)
 
     def _drop_slowest(self, num_rounds: int) -> None:
-        """In a race, measure no further what is slowest; its results stay."""
+        """Stop measuring what is slowest in a race; its results stay."""
         if not self.settings.race:
             return
         units = {live.case.case_id: live.case.units_per_step for live in self.live}

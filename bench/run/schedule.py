@@ -1,4 +1,4 @@
-"""What to measure in a round: many short visits, time where the answer is open.
+"""The measurements of a round: many short visits, time where the answer is open.
 
 With `--rounds` every case is measured in every round, so that two runs are alike.
 """
@@ -22,14 +22,14 @@ from ..worker.messages import GroupKey
 INSTRUMENTED = ("anatomy", "trace")
 
 INSTRUMENTED_EVERY = 5
-"""With `--rounds`, anatomy and trace come in the first round and every fifth; on GPUs traces come last."""
+"""Period in rounds of anatomy and trace under `--rounds`, from the first on; on GPUs traces come last."""
 
 AFTER_ROUNDS = 0
 """The round of a trace that comes after all rounds: a run that is resumed for more of them has it already."""
 
 
 def passes_of(case: Case, settings: ResolvedSettings) -> list[str]:
-    """What is measured of a case beside timed steps, within the rounds."""
+    """Return the passes that are measured of a case beside timed steps, within the rounds."""
     found = ["no_sync", "comm", "anatomy"] if case.communicates else ["anatomy"]
     if is_traced(case, settings, last=False):
         found.append("trace")
@@ -57,7 +57,7 @@ def shuffled(phases: list[str], seed: str) -> list[str]:
 
 
 def is_traced(case: Case, settings: ResolvedSettings, *, last: bool) -> bool:
-    """Whether the trace pass looks into it: after the `last` round on GPUs, within the rounds elsewhere.
+    """Tell whether a case is traced now: after the `last` round on GPUs, within the rounds elsewhere.
 
     CUPTI stays attached to a process, or goes at a time of its own, and slows what is timed meanwhile:
     pytorch#144455, kineto#1264.
@@ -117,7 +117,7 @@ class LiveCase:
     oversubscribed: bool
     layout: BucketLayout | None = None
     longest_step_s: float = 0.0
-    """Of the warm-up, over all ranks."""
+    """Seconds of the longest step of the warm-up, over all ranks."""
     step_s: float = 0.0
     """A usual one at the end of the warm-up, on the slowest rank."""
     by_device: tuple[int, ...] | None = None
@@ -125,7 +125,7 @@ class LiveCase:
 
     @property
     def group(self) -> GroupKey:
-        """Of its ranks."""
+        """Process group of its ranks."""
         return self.case.num_ranks, self.case.backend
 
 
@@ -207,7 +207,7 @@ class Schedule:
         )
 
     def has_enough(self, one: LiveCase) -> bool:
-        """Whether its timed blocks are enough for an interval."""
+        """Tell whether the timed blocks of a case are enough for an interval."""
         return self.visits[one.case.case_id, "timed"] >= MIN_ROUNDS
 
     def _affordable(
@@ -229,7 +229,7 @@ class Schedule:
         return found
 
     def _is_due(self, one: LiveCase, phase: str) -> bool:
-        """Whether a pass comes whatever it costs, after every second timed block until it has its least."""
+        """Tell whether a pass comes at any cost, after every second timed block until it has its least."""
         visits, timed = (self.visits[one.case.case_id, name] for name in (phase, "timed"))
         return visits < LEAST_VISITS.get(phase, 1) and timed > 2 * visits
 

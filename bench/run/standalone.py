@@ -1,4 +1,4 @@
-"""What is measured beside cases: links, all-reduces by themselves, NCCL's choices."""
+"""Measurements beside cases: links, all-reduces by themselves, NCCL's choices."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ CURVE_BYTES = tuple(4096 * 4**i for i in range(9))
 """4 KiB to 256 MiB."""
 
 CURVE_REPETITIONS = 5
-"""Of a message size; the median counts."""
+"""Repetitions of a message size; the median counts."""
 
 LEAST_REPETITIONS = 2
 """Every size is measured so often, however slow: one time alone may be a disturbed one."""

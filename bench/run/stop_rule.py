@@ -1,4 +1,4 @@
-"""How long a run takes, when it has measured enough, and which cases leave it earlier."""
+"""Length of a run: when it has measured enough, and which cases leave it earlier."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..stats.fit import MIN_ROUNDS
 from ..stats.interval import median_of_ratios
 
 LEAST_WARMUP_S = 2.0
-"""Of a case on a GPU, where there is time: its clock rises with load, and its allocator settles."""
+"""Seconds that a case on a GPU warms up, where there is time: clocks rise with load, allocators settle."""
 
 WARMUP_SHARE = 0.1
 """Share of the time limit that all of these together take at most."""
@@ -72,7 +72,7 @@ FIRST_LOOK = 10
 
 
 def is_look(num_rounds: int) -> bool:
-    """Whether widths are looked at after so many rounds: 10, 20, 40, 80, ..."""
+    """Tell whether widths are looked at after so many rounds: 10, 20, 40, 80, ..."""
     factor, rest = divmod(num_rounds, FIRST_LOOK)
     return rest == 0 and factor > 0 and factor & (factor - 1) == 0
 
@@ -121,9 +121,9 @@ class StopRule:
         return Completion.TIME if self.out_of_time() else ""
 
     def _is_narrow(self) -> bool:
-        """Whether every comparison is narrow enough for the margin; without any, every rate.
+        """Tell whether every comparison is narrow enough for the margin; without any, every rate.
 
-        By width, never by significance: who stops once 1 is excluded finds winners that are not there.
+        Width decides, never significance: who stops once 1 is excluded finds winners that are not there.
         """
         if comparisons := self._recorder.comparisons:
             return all(one.is_narrow for one in comparisons)
