@@ -41,7 +41,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def num_gpus() -> int:
-    """How many GPUs this process can use; makes no CUDA context."""
+    """Count the GPUs that this process can use; makes no CUDA context."""
     torch.cuda.init()  # before that, torch asks NVML, and counts GPUs of which CUDA takes one MIG slice
     return torch.cuda.device_count()
 
@@ -61,7 +61,7 @@ def gpu_of(local_rank: int) -> torch.device:
 
 
 def sharing_variables(rank: int, num_ranks: int) -> dict[str, str]:
-    """What NCCL's environment needs so that ranks share a GPU, by the installed version.
+    """Return the variables that NCCL needs so that ranks share a GPU, by the installed version.
 
     From 2.30 it has a setting for that, made for two ranks; more of them need few blocks each. An older
     one refuses a GPU that it knows twice, but not of different hosts: these talk through sockets.
@@ -84,7 +84,7 @@ def seen_gpus(local_rank: int) -> SeenGpus:
 
 
 def look(device: str, local_rank: int) -> Devices:
-    """What this process can train on; of GPUs nothing where `device` is `cpu`."""
+    """Find the devices that this process can train on; no GPUs where `device` is `cpu`."""
     by_core = device_cores(allowed_cores())
     here = Devices(
         cores=tuple(by_core),
@@ -142,7 +142,7 @@ def device_cores(allowed: Iterable[int], root: Path = Path("/")) -> dict[int, in
 
 
 def is_narrowed(allowed: Iterable[int], root: Path = Path("/")) -> bool:
-    """Whether somebody has kept this process from some of the machine's cores."""
+    """Tell whether somebody has kept this process from some of the machine's cores."""
     online = cores_in(read_text(root / "sys/devices/system/cpu/online") or "") or frozenset()
     return not online.issubset(allowed)
 
@@ -191,7 +191,7 @@ def sampled(settings: ResolvedSettings, cases: Iterable[Case], place: Place) -> 
 
 
 def place_of_rank(place: Place, local_rank: int, bound_cores: str) -> RankPlace:
-    """What the manifest says of a rank."""
+    """Describe a rank for the manifest."""
     device = place.device
     is_gpu = device.type == "cuda"
     return RankPlace(
@@ -220,9 +220,9 @@ NCCL_LIMIT_S = 60.0
 
 
 def nccl_log(asked: AskNccl, device: torch.device) -> str:
-    """What NCCL writes of a rank in a short job, on `device`; empty where that did not come to its end.
+    """Return NCCL's log of a rank in a short job, on `device`; empty where that did not come to its end.
 
-    In a process of its own, for the log slows what is timed. Those of all ranks meet in the run's store.
+    The job has a process of its own: the log slows what is timed. Those of all ranks meet in the run's store.
     """
     own = {**os.environ, **NCCL_VARIABLES}
     own.pop("NCCL_DEBUG_FILE", None)  # its log goes to standard output otherwise

@@ -1,4 +1,4 @@
-"""What a worker finds: of its machine, of the workload, of a case. Records of data alone, without torch."""
+"""Facts that a worker finds: of its machine, the workload, a case. Records of data alone, without torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SeenGpus(Record, frozen=True):
 
 
 class Devices(Record, frozen=True):
-    """What a rank's process can train on."""
+    """Devices that a rank's process can train on."""
 
     cores: tuple[int, ...]
     """CPU cores, in the order in which ranks take them."""
@@ -38,7 +38,7 @@ class Devices(Record, frozen=True):
     kind: GpuKind | None = None
     """The least of them."""
     is_exclusive: bool = False
-    """Whether one of the GPUs takes a single process (compute mode EXCLUSIVE_PROCESS)."""
+    """True where one of the GPUs takes a single process (compute mode EXCLUSIVE_PROCESS)."""
     nccl: tuple[int | str, ...] = ()
     """NCCL's version, which may end in a word; empty where torch was built without it."""
     nccl_backends: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class Devices(Record, frozen=True):
 
 
 class Inspected(Record, frozen=True):
-    """What is trained."""
+    """The workload that is trained."""
 
     model: Model
     image_size: int | None
@@ -54,11 +54,11 @@ class Inspected(Record, frozen=True):
     units_per_sample: int
     has_fused_optimizer: bool
     takes_images: bool
-    """Where channels_last is in question."""
+    """True where some inputs are images; told where channels_last is in question."""
     num_outputs: int = 0
     """Classes of the model, where batches are made for them or a folder has some; 0 where none are known."""
     num_images: int | None = None
-    """Of the folder, where the data is one."""
+    """Images of the folder, where the data is one."""
     versions: dict[str, str] = {}
     workload: WorkloadCode | None = None
     parameters: tuple[tuple[str, int, str], ...] = ()
@@ -70,9 +70,9 @@ class Begun(Record, frozen=True):
 
     place: RankPlace
     machine: FirstHost | None = None
-    """Of its host, from the first rank there."""
+    """Description of its host, from the first rank there."""
     conditions: dict[str, str] = {}
-    """What has to be the same of hosts that train together, by name."""
+    """Conditions, by name, that have to be the same of hosts that train together."""
     oom_kills: int | None = None
 
 
@@ -81,7 +81,7 @@ class Warmed(Record, frozen=True):
 
     times: BlockTimes
     memory: tuple[DeviceMemory, ...] = ()
-    """Of each device that it trains on; empty where it cannot be told."""
+    """Memory of each device that it trains on; empty where it cannot be told."""
     compilation: Compilation | None = None
     """None for an eager case."""
     layout: BucketLayout | None = None

@@ -22,7 +22,7 @@ from ..common.process import end_with
 
 
 def can_fork() -> bool:
-    """Whether a fork has all of this process: not other threads, nor what a GPU's driver keeps."""
+    """Tell whether a fork has all of this process: not other threads, nor what a GPU's driver keeps."""
     threads = list(Path("/proc/self/task").iterdir())
     files = [str(file.resolve()) for file in Path("/proc/self/fd").iterdir()]
     return len(threads) == 1 and not any(file.startswith("/dev/nvidia") for file in files)

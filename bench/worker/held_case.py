@@ -52,7 +52,7 @@ MOST_BLOCKS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Shared:
-    """What all cases of a rank share."""
+    """Objects that all cases of a rank share."""
 
     place: Place
     settings: ResolvedSettings
@@ -75,7 +75,7 @@ class HeldCase:
     stages: Stages | None = None
     layout: BucketLayout | None = None
     first: FirstSteps | None = None
-    """What the first steps left, until they are compared."""
+    """Results of the first steps, until they are compared."""
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
@@ -125,7 +125,7 @@ class HeldCase:
         return Warmed(times=times, memory=memory, compilation=compilation, layout=self.layout)
 
     def _is_warm(self, steps_ms: Sequence[float], least_s: float) -> bool:
-        """Whether warm-up is over; ranks must take the same number of steps, or the next collective hangs."""
+        """Tell whether warm-up is over; ranks must take equally many steps, or the next collective hangs."""
         settled = len(steps_ms) >= MAX_WARMUP_STEPS or steps_ms[-1] >= STILL_FASTER * min(steps_ms[:-1])
         settled = settled and sum(steps_ms[UNSETTLED_STEPS:]) >= 1000 * least_s
         return not self._largest(float(not settled))
@@ -204,7 +204,7 @@ def build(case: Case, group: dist.ProcessGroup | None, shared: Shared, stages: S
 
 
 def source_of(case: Case, shared: Shared) -> BatchSource:
-    """What this rank trains on; batches that another live case holds are not drawn again."""
+    """Open the batches of this rank; those that another live case holds are not drawn again."""
     place = shared.place
     return shared.prover.maker.source(case, case.part_of(place.rank), place.device, shared.drawn)
 

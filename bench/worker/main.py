@@ -27,15 +27,15 @@ from .rank import Rank
 from .stores import ADDRESS_KEY, joined_store
 
 CONNECT_S = 600.0
-"""So long a worker looks for its conductor: allocations and slow file systems can take minutes."""
+"""Seconds that a worker looks for its conductor: allocations and slow file systems can take minutes."""
 
 POLL_S = 0.1
 
 ANSWER_S = 10.0
-"""So long the conductor may take to answer a hello."""
+"""Seconds that the conductor may take to answer a hello."""
 
 SPURIOUS = r"(?s)Grad strides do not match bucket view strides.*?sizes\(\) = \[\d+, \d+, 1, 1\]"
-"""What DDP's reducer says of 1x1 convolutions in channels_last: the strides of dimensions of one element,
+"""Warning of DDP's reducer on 1x1 convolutions in channels_last: the strides of dimensions of one element,
 which say nothing of where a value lies (pytorch/pytorch#157862)."""
 
 

@@ -1,4 +1,4 @@
-"""What conductor and workers send each other: one typed record per line of JSON.
+"""Messages between conductor and workers: one typed record per line of JSON.
 
 Whoever reaches a port could send something. So a message holds data alone: nothing that arrives is unpickled,
 imported or called, and what no record describes is refused.
@@ -22,7 +22,7 @@ from ..results.block_times import BlockTimes, ProofResult
 from .facts import Begun, Devices, Inspected, SeenGpus, Warmed
 
 MOST_BYTES = 2**28
-"""Of a line. The longest have a trace: 300 KiB, of a large model some MiB."""
+"""Bytes of a line. The longest have a trace: 300 KiB, of a large model some MiB."""
 
 LOOPBACK = "127.0.0.1"
 
@@ -37,20 +37,20 @@ Reply_co = TypeVar("Reply_co", covariant=True)
 
 
 class Answer(Record, frozen=True, tag_field="is", tag=str.lower):
-    """What a worker sends."""
+    """A message that a worker sends."""
 
 
 class Hello(Answer, frozen=True):
     """The first line of a worker."""
 
     token: str
-    """What the launcher's store told it; empty where the conductor has started it."""
+    """Token that the launcher's store told it; empty where the conductor has started it."""
     rank: int
     host: str
 
 
 class Told(Answer, frozen=True):
-    """What a worker does now."""
+    """The present work of a worker."""
 
     waits_for: str
     """Empty while it works."""
@@ -59,18 +59,18 @@ class Told(Answer, frozen=True):
 
 
 class Report(Answer, frozen=True):
-    """What a rank says after its work: its result, or what went wrong."""
+    """The end of a rank's work: its result, or what went wrong."""
 
     status: str = "ok"
     """One of cases.csv, or `usage`: a mistake of the user."""
     reason: str = ""
     reason_code: str | None = None
-    """As in cases.csv."""
+    """Code of the reason, as in cases.csv."""
     value: Any = None
     restart: bool = False
-    """Whether this process can measure no further: its device or its communicator is broken."""
+    """True where this process can measure no further: its device or its communicator is broken."""
     is_cause: bool = True
-    """Whether something went wrong here, not because another rank failed."""
+    """True where something went wrong here, not because another rank failed."""
     launched: int | None = NO_GROUP
     """Collectives that it has launched on the case's process group so far; None where it cannot be told."""
     place: str = ""
@@ -78,7 +78,7 @@ class Report(Answer, frozen=True):
     traceback: str = ""
     exit_code: int = 0
     label: str = ""
-    """Of a mistake of the user."""
+    """Label of a mistake of the user."""
 
     @property
     def is_failure(self) -> bool:
@@ -89,10 +89,10 @@ AnyAnswer: TypeAlias = Hello | Told | Report
 
 
 class Command(Record, Generic[Reply_co], frozen=True, tag_field="do", tag=str.lower):
-    """What the conductor tells a worker; each one is answered by a `Report`, which has a reply."""
+    """An order of the conductor to a worker; each one is answered by a `Report`, which has a reply."""
 
     def reply_in(self, report: Report) -> Reply_co:
-        """What a worker has answered. Raises msgspec.ValidationError for what no worker says."""
+        """Return a worker's reply. Raises msgspec.ValidationError for what no worker says."""
         (base,) = type(self).__orig_bases__  # type: ignore[attr-defined]  # every generic class has it
         found: Reply_co = msgspec.convert(report.value, get_args(base)[0])
         return found
@@ -133,7 +133,7 @@ class Probe(Command[list[float]], frozen=True):
     settings: ResolvedSettings
     case: Case
     num_outputs: int = 0
-    """As the worker that has looked at the model tells; none of those that train looks."""
+    """Number that the worker which has looked at the model tells; none of those that train looks."""
 
 
 class Begin(Command[Begun], frozen=True):
@@ -141,7 +141,7 @@ class Begin(Command[Begun], frozen=True):
 
     settings: ResolvedSettings
     num_outputs: int
-    """As in Probe."""
+    """The same as in Probe."""
     cases: tuple[Case, ...]
     """Those that run."""
     world_size: int
@@ -149,9 +149,9 @@ class Begin(Command[Begun], frozen=True):
     meeting: str
     """Its name, which no other has."""
     port: int = 0
-    """Of the store on this machine; 0: the launcher's."""
+    """Port of the store on this machine; 0: the launcher's."""
     seen: tuple[SeenGpus, ...] = ()
-    """What a launcher's ranks see."""
+    """GPUs that a launcher's ranks see."""
 
 
 class Wait(Command[None], frozen=True):
@@ -199,7 +199,7 @@ class Warm(Command[Warmed], frozen=True):
     by_device: tuple[int, ...] | None = None
     least_s: float = 0.0
     compares: bool = True
-    """Whether `Compare` follows."""
+    """True where `Compare` follows."""
 
 
 class Compare(Command[ProofResult], frozen=True):
@@ -215,7 +215,7 @@ class Block(Command[BlockTimes], frozen=True):
     phase: str
     steps: int
     gives_caches_back: bool = False
-    """Whether other processes, or DP of rank 0, need the GPU memory that cases leave cached."""
+    """True where other processes, or DP of rank 0, need the GPU memory that cases leave cached."""
 
 
 class Agree(Command[tuple[str, ...]], frozen=True):
@@ -235,7 +235,7 @@ class AskNccl(Command[str], frozen=True):
     """Ask NCCL, in a process beside this one, how it sends float32 messages of so many bytes: its log."""
 
     name: str
-    """Of the ranks' meeting."""
+    """Name of the ranks' meeting."""
     num_ranks: int
     sizes: tuple[int, ...]
     backend: str
@@ -256,7 +256,7 @@ IN_STEP = (Wait, Link, Prove, Warm, Compare, Block, Agree, Curve, Settle)
 """Commands that all ranks begin together; a rank that takes no part in one is told to `Wait`."""
 
 Commands: TypeAlias = Mapping[int, Command[Any]]
-"""By rank."""
+"""Commands by rank."""
 
 AnyCommand: Any = Union[tuple(Command.__subclasses__())]  # noqa: UP007 - of a list of classes
 

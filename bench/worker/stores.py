@@ -18,7 +18,7 @@ CONNECT_LIMIT = timedelta(seconds=10)
 """A store that torch's agent has opened before it started the ranks answers sooner, or the agent is gone."""
 
 ADDRESS_KEY = "ddp-bench/conductor"
-"""Where the launcher's store holds the address of the conductor; of the latest attempt, for it is kept."""
+"""Key of the conductor's address in the launcher's store; of the latest attempt, for it is kept."""
 
 
 def opened_store() -> tuple[Store, int]:
