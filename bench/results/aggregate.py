@@ -32,7 +32,7 @@ SHARES = ("overlap_trace_pct", "overlap_window_pct", "dp_device0_pct")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a planned case, beside its blocks; `facts` are columns of cases.csv."""
+    """The outcome of a planned case, beside its blocks; `facts` are columns of cases.csv."""
 
     planned: Planned
     status: str = "ok"
@@ -41,7 +41,7 @@ class Outcome:
 
 
 def units_per_step(cases: Iterable[CaseResult]) -> dict[str, int]:
-    """What an optimizer step of each case trains over all devices, in the unit of its rates."""
+    """Return the units that an optimizer step of each case trains over all devices, as in its rates."""
     return {
         case.case_id: int(case.global_batch) * case.units_per_sample
         for case in cases
@@ -59,7 +59,7 @@ def images_per_s_by_round(times: RoundTimes, units: Mapping[str, int]) -> dict[s
 
 
 def metrics_by_round(cases: Sequence[CaseResult], times: RoundTimes) -> dict[str, dict[str, ByRound]]:
-    """By case and metric what each round gives; of one that is not taken by round, as memory, the one value.
+    """Return by case and metric the value of each round; without rounds, as of memory, the only one.
 
     Ratios to `single` are formed within a round; `single` itself has none.
     """

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SUFFIX = ".zip"
 
 MOST_UNPACKED_BYTES = 256 * 2**20
-"""Of all members together: more is no archive of ours, or would fill the disk."""
+"""Bytes of all members together: more is no archive of ours, or would fill the disk."""
 
 LEFT_OUT = "left out of the public file"
 """Stands for a reason: it may quote a traceback of the user's code."""
@@ -44,24 +44,24 @@ _TEXTS = (
     "torch_version phase steps_ms detail reference_id metric answer exposed_by"
 )
 PUBLIC = {*_TEXTS.split(), *(option.name for option in options_of() if option.parse is not str)}
-"""Of what fields and columns, and of all in which records, texts are kept; numbers always are.
+"""Fields and columns, and records for all in them, of which texts are kept; numbers always are.
 
 What is not named stays private until somebody decides that it names neither a person nor a machine.
 """
 
 
 def is_archive(path: Path) -> bool:
-    """Whether a path names an archive, and not a results folder."""
+    """Tell whether a path names an archive, and not a results folder."""
     return path.suffix == SUFFIX and path.is_file()
 
 
 def data_kind(data: str) -> str:
-    """Where batches come from, without the path of a folder, which names a user or a machine."""
+    """Name where batches come from, without the path of a folder, which names a user or a machine."""
     return data if data in ("", "device", "host") else "folder"
 
 
 def _public(value: Any, name: str, hosts: dict[str, str]) -> Any:
-    """What is kept of the value of a field or column; of a text that is not public None.
+    """Return the public part of the value of a field or column; None for a text that is not public.
 
     Names of hosts become `host0`, `host1`, …, in the order in which `hosts` gets to know them.
     """

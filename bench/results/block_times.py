@@ -1,4 +1,4 @@
-"""What a rank measures of a case, as it tells it and as blocks.csv holds it."""
+"""Measurements of a case as a rank tells them and as blocks.csv holds them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from statistics import fmean
 from typing import Any
 
 GPUS = "gpus"
-"""In the detail of a timed block: by the beginning of a GPU's UUID, what it did."""
+"""Key in the detail of a timed block: readings of each GPU, by the beginning of its UUID."""
 
 DEVICE_ALLOCS = "device_allocs"
-"""In the detail of a block on GPUs: how often its timed steps asked their driver for memory."""
+"""Key in the detail of a block on GPUs: times that its timed steps asked their driver for memory."""
 
 TELEMETRY_FAILED = "telemetry_failed"
-"""In the detail of the block after which a rank's telemetry ended: why."""
+"""Key in the detail of the block after which a rank's telemetry ended: the reason."""
 
 TRACE_FAILED = "trace_failed"
-"""In the detail of a block whose trace cannot be read: why."""
+"""Key in the detail of a block whose trace cannot be read: the reason."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class DeviceMemory:
     """MiB that a case takes at most on one GPU."""
 
     peak_mib: float
-    """In tensors."""
+    """MiB in tensors."""
     reserved_mib: float
     """Held by torch's allocator: tensors, gaps between them, and what it keeps for the next."""
 
@@ -60,7 +60,7 @@ def memory_columns(by_rank: Sequence[Sequence[DeviceMemory]], mode: str) -> dict
 
 @dataclass(frozen=True)
 class Compilation:
-    """What compiling a case took on one rank, and what came of it."""
+    """The cost of compiling a case on one rank, and the result."""
 
     compile_s: float
     """Within dynamo, backward included; with the compiler's caches as they were."""
@@ -88,7 +88,7 @@ class ProofResult:
     why_silent: str = ""
     """Why the first steps tell nothing, though the case is not in doubt."""
     split_effect: float | None = None
-    """Of the loss, as the first proof finds it: see `SplitEffect`."""
+    """Effect of the split on the loss, as the first proof finds it: see `SplitEffect`."""
 
 
 def block_rows(

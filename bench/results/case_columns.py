@@ -76,7 +76,7 @@ IDENTITY: tuple[Column, ...] = (
     Column("data", "text", "`device`, `host`, or the folder the images come from"),
     *(setting_column(setting) for setting in MODE_SETTINGS),
 )
-"""What a case is: known before it is measured, equal when it is measured again."""
+"""Columns of a case: known before it is measured, equal when it is measured again."""
 
 CAP_MIB = Column("cap_mib", "float", "`bucket_cap_mb` as a number, to sort by; empty for `default` and lists")
 """Beside `bucket_cap_mb`, from which it follows: no part of what a case is."""

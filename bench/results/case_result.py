@@ -46,7 +46,7 @@ _READERS: dict[str, Callable[[Cells, str], Any]] = {
     "float | None": lambda row, name: finite(row.get(name)),
     "Interval | None": _interval,
 }
-"""How the cell of a field is read, by the field's type."""
+"""Readers of the cell of a field, by the field's type."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class CaseResult:
     num_nodes: int
     link: str
     oversubscribed: bool
-    """Whether it shares devices."""
+    """True where it shares devices."""
     arch: str
     image_size: float | None
     batch_per_device: float | None
@@ -153,17 +153,17 @@ class CaseResult:
 
     @property
     def is_ok(self) -> bool:
-        """Whether it was measured to its end."""
+        """True where it was measured to its end."""
         return self.status == "ok"
 
     @property
     def has_failed(self) -> bool:
-        """Whether it was tried and has no result."""
+        """True where it was tried and has no result."""
         return self.status not in ("ok", "skipped")
 
     @property
     def is_ranked(self) -> bool:
-        """Whether its speed-up says anything: it shares no devices, and nothing stands in for DP."""
+        """True where its speed-up says anything: it shares no devices, and nothing stands in for DP."""
         return not (self.oversubscribed or self.is_stand_in)
 
     @property
@@ -173,12 +173,12 @@ class CaseResult:
 
     @property
     def answers_nothing(self) -> bool:
-        """Whether it shares a GPU, which shows that it works, and nothing of its speed."""
+        """True where it shares a GPU, which shows that it works, and nothing of its speed."""
         return self.oversubscribed and self.device_type == "cuda"
 
     @property
     def is_stand_in(self) -> bool:
-        """Whether DataParallel's stages ran on CPU cores."""
+        """True where DataParallel's stages ran on CPU cores."""
         return self.mode == "dp" and (self.impl == STAND_IN or self.device_type == "cpu")
 
 

@@ -1,4 +1,4 @@
-"""What a column is: kind, unit, limits, what is better; and those of files beside cases.csv."""
+"""Facts of a column: kind, unit, limits, the better direction; and the columns of files beside cases.csv."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class Column:
     """`text`, `int`, `float` or `bool`."""
     meaning: str
     needed: bool = False
-    """Whether every table has the column, and every row a value."""
+    """True where every table has the column, and every row a value."""
     above: float = -MOST
     most: float = MOST
     among: tuple[str, ...] = ()
     """The texts that there are; none for any."""
     repeated: bool = False
-    """Whether rounds repeat it, so that it has an interval: columns of its ends follow."""
+    """True where rounds repeat it, so that it has an interval: columns of its ends follow."""
 
     @property
     def unit(self) -> str:
@@ -66,7 +66,7 @@ class Column:
         return next((match.expand(unit) for match, unit in found if match is not None), "")
 
     def allows(self, value: Any) -> bool:
-        """Whether a cell may hold `value`; None is an empty one."""
+        """Tell whether a cell may hold `value`; None is an empty one."""
         if value is None:
             return not self.needed
         if type(value) not in _TYPES[self.kind]:
@@ -83,7 +83,7 @@ class Metric(Column):
     label: str
     higher_is_better: bool = False
     written: str = ""
-    """How one value is written, as a format; empty for a rate, whose unit is the case's."""
+    """Format of one value; empty for a rate, whose unit is the case's."""
     gated: bool = True
     in_parts_of: str = ""
     """The column that a change is held against, where the metric itself may be near 0; empty: itself."""
@@ -92,12 +92,12 @@ class Metric(Column):
 
     @property
     def is_rate(self) -> bool:
-        """Whether it counts what a case trains on, by second."""
+        """True where it counts samples or units by second."""
         return self.unit == f"{IMAGES}/s"
 
     @property
     def absolute(self) -> bool:
-        """Whether it depends on the machine; a ratio inside one run does so less."""
+        """True where it depends on the machine; a ratio inside one run does so less."""
         return bool(self.unit)
 
 
@@ -136,10 +136,10 @@ STATUSES = ("ok", "skipped", "oom", "failed", "timeout")
 
 REASON_CODES = ("plan", "equal_layout", "not_reached", "unused_parameters")
 BY_PLAN, EQUAL_LAYOUT, NOT_REACHED, UNUSED_PARAMETERS = REASON_CODES
-"""What a reason says, where a command acts on it."""
+"""Codes of reasons on which a command acts."""
 
 PUBLIC_REASONS = (BY_PLAN, EQUAL_LAYOUT, NOT_REACHED)
-"""Of these the text is ours; any other may quote the user's code."""
+"""Codes of reasons whose text is ours; any other may quote the user's code."""
 
 EXPOSED_COMM = "exposed_comm_ms"
 """The column of what communication adds to a step, by which findings, page and summary name it."""
@@ -152,7 +152,7 @@ UNIT = text_column(
 )
 
 PHASES = ("warmup", "timed", "no_sync", "comm", "anatomy", "trace", "calibration")
-"""What a block measured; only `timed` blocks make throughput."""
+"""Phases of blocks; only `timed` blocks make throughput."""
 
 BLOCKS: tuple[Column, ...] = (
     text_column("case_id", "the case, as in cases.csv", needed=True),

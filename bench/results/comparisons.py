@@ -19,7 +19,7 @@ FASTER, SLOWER, EQUAL, UNRESOLVED, TOO_FEW = ANSWERS = (
     "unresolved",
     "too few rounds",
 )
-"""What may be said of a case against its reference; only the first three are answers."""
+"""Answers for a case against its reference; only the first three say something."""
 
 OPEN = (UNRESOLVED, TOO_FEW)
 """Answers that more rounds would settle."""
@@ -27,7 +27,7 @@ OPEN = (UNRESOLVED, TOO_FEW)
 METRIC = "images_per_s"
 
 ONE = Interval(1.0, 1.0, 1.0)
-"""What a case has over itself."""
+"""Ratio of a case to itself."""
 
 
 def answer_of(ratio: Interval, equal: tuple[float, float], *, least_change: float = 0.0) -> str:
@@ -47,7 +47,7 @@ def band(margin: float) -> tuple[float, float]:
 
 
 def is_within(ratio: Interval, ends: tuple[float, float]) -> bool:
-    """Whether all of the interval is known to lie between these ends."""
+    """Tell whether all of the interval is known to lie between these ends."""
     return ends[0] <= ratio.low and ratio.high <= ends[1]
 
 
@@ -72,12 +72,12 @@ class Comparison:
 
     @property
     def within_margin(self) -> bool:
-        """Whether the whole interval lies within what the user calls equal."""
+        """True where the whole interval lies within the user's margin."""
         return is_within(self.ratio, band(self.margin))
 
     @property
     def is_narrow(self) -> bool:
-        """Whether the interval is narrow enough for the margin, wherever it lies."""
+        """True where the interval is narrow enough for the margin, wherever it lies."""
         return self.half_width <= math.log1p(self.margin) / 2
 
     @property
@@ -219,7 +219,7 @@ def over_eager(comparisons: Iterable[Comparison], cases: Iterable[CaseResult]) -
 
 
 def over_default(comparisons: Iterable[Comparison], cases: Iterable[CaseResult]) -> dict[str, Interval]:
-    """By case its rate over that of DDP's default; DP stands below the line in its comparison."""
+    """Return by case its rate over that of DDP's default; DP stands below the line in its comparison."""
     known = {case.case_id: case for case in cases}
     found: dict[str, Interval] = {}
     for one in comparisons:

@@ -23,13 +23,13 @@ from ..common.errors import UsageError
 from ..common.scratch import scratch_folder
 
 MOST_JSON_BYTES = 8 * 2**20
-"""Of a manifest or one line of a journal; thousands of ranks or cases take some MiB, parsed 20 times that."""
+"""Bytes of a manifest or a line of a journal; thousands of ranks or cases take some MiB, parsed 20x that."""
 
 MOST_TRACE_BYTES = 2 * 2**30
-"""Of a trace, not packed; a few steps make some tens of MiB."""
+"""Bytes of a trace, not packed; a few steps make some tens of MiB."""
 
 MOST_CSV_BYTES = 2**30
-"""Of blocks.csv; 1,000 cases x 30 rounds x 64 ranks of ten steps take 400 MiB."""
+"""Bytes of blocks.csv; 1,000 cases x 30 rounds x 64 ranks of ten steps take 400 MiB."""
 
 MOST_TABLE_BYTES = 64 * 2**20
 """A larger table is not held whole: in memory it takes several times its size."""
@@ -211,7 +211,7 @@ def make_folder(path: Path) -> None:
 
 
 def reason(error: Exception) -> str:
-    """What the kernel, or Python, says of a file."""
+    """Return the kernel's, or Python's, message about a file."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 

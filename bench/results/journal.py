@@ -55,7 +55,7 @@ class Attempt(_Event, frozen=True):
 
 
 class UnderWay(_Event, frozen=True):
-    """What is done from now on, to the case at `index` of the plan, or to a curve."""
+    """The work from now on, on the case at `index` of the plan, or on a curve."""
 
     what: str
     index: Count | None = None
@@ -64,7 +64,7 @@ class UnderWay(_Event, frozen=True):
 
 
 class Settled(_Event, frozen=True):
-    """What became of a case; `facts` are columns of cases.csv."""
+    """The outcome of a case; `facts` are columns of cases.csv."""
 
     index: Count
     status: Annotated[str, Meta(pattern=f"^({'|'.join(STATUSES)})$")]
@@ -114,7 +114,7 @@ class Completion(StrEnum):
 
 @dataclass
 class State:
-    """What a journal tells."""
+    """The state of a run, as its journal tells it."""
 
     plan: list[Planned] = field(default_factory=list)
     settled: dict[int, Settled] = field(default_factory=dict)
@@ -128,7 +128,7 @@ class State:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the run came to its end and no case failed."""
+        """True where the run came to its end and no case failed."""
         settled = all(
             p.skip_reason is not None or (i in self.settled and self.settled[i].status in ("ok", "skipped"))
             for i, p in enumerate(self.plan)
@@ -210,7 +210,7 @@ def read(folder: Path) -> State:
 
 
 def _state(path: Path) -> tuple[State, bool]:
-    """What a journal tells, and whether its last line is whole; of a line cut by a crash nothing happened."""
+    """Read a journal's state, and whether its last line is whole; one cut by a crash counts as unwritten."""
     state, line = State(), "\n"
     number = num_cut = 0
     with open_text(path, most_bytes=MOST_JOURNAL_BYTES, errors="replace") as file:

@@ -32,7 +32,7 @@ from .store import read_manifest
 from .tables import read_blocks, read_table, readable, repair_blocks
 
 NOT_REACHED_REASON = "not measured: the run ended before this case's first block"
-"""Of a case that is shown as skipped because its turn never came."""
+"""Reason of a case that is shown as skipped because its turn never came."""
 
 Block = tuple[str, str, int]
 """A block: case id, phase, round."""
@@ -55,17 +55,17 @@ class Recorder:
         self._has_lost_journal = False
         self.timed_s = 0.0
         self._rounds_of: dict[int, tuple[float, float]] = {}
-        """When the rounds of each launch of the workers began and ended, in seconds since the run began."""
+        """Begin and end of the rounds of each launch of the workers, in seconds since the run began."""
         self.elapsed_s = 0.0
         """End of the last block, in seconds since the run began."""
         self.manifest = read_manifest(self.folder)
-        """As it is on disk."""
+        """The manifest as it is on disk."""
         self._run = {
             "run_id": self.manifest.run_id,
             "started_at": self.manifest.created_utc,
             "torch_version": self.manifest.versions.get("torch"),
         }
-        """What cases.csv holds of the run itself."""
+        """Values of the run itself in cases.csv."""
         own = OWN_PRECISIONS.get(self.manifest.model.dtype or "")
         if own and self.manifest.settings.precision in ("fp32", "tf32"):
             self._run["precision"] = own
@@ -77,7 +77,7 @@ class Recorder:
         self._curves = [row for row in curves if (row["num_devices"], row["backend"]) in journal.state.curves]
         """The rows of allreduce.csv."""
         self.comparisons: list[Comparison] = []
-        """Of the cases as last written."""
+        """Comparisons of the cases as last written."""
         self.cases = self.write()
 
     @classmethod
@@ -107,7 +107,7 @@ class Recorder:
 
     @property
     def launch(self) -> int:
-        """Of the workers that measure now; the blocks of each start of them count alike."""
+        """Number of the workers' launch that measures now; the blocks of each of their starts count alike."""
         return max(len(self.journal.state.attempts), 1)
 
     @property
@@ -130,7 +130,7 @@ class Recorder:
         return max((r for rounds in self.times.step_ms("timed").values() for r in rounds), default=0)
 
     def note(self, index: int | None, what: str, curve: tuple[int, str] | None = None) -> None:
-        """What is under way from now on, for whoever has to tell how this process ended.
+        """Note what is under way from now on, for whoever has to tell how this process ended.
 
         Not synced: it must survive this process, not the machine.
         """

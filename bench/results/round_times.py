@@ -1,4 +1,4 @@
-"""What the summary of a run needs of its blocks, kept as numbers instead of rows. No I/O.
+"""Figures that the summary of a run needs of its blocks, kept as numbers instead of rows. No I/O.
 
 A block has one row per rank, and a large run millions of them; of each block only what ranks have in common
 stays: the longest and the shortest rank, the step times, and the medians of its details.
@@ -39,11 +39,11 @@ TOGETHER: dict[str, Callable[[Iterable[float]], float]] = {
     "temperature_c": max,
     "throttled_pct": max,
 }
-"""How the readings of several GPUs become one: in DDP all wait for the slowest, and all use power."""
+"""Functions that join the readings of several GPUs: in DDP all wait for the slowest, and all use power."""
 
 
 WAITED = "waited_ms"
-"""In the detail of a `no_sync` block: the part of a step in which its rank waited for others."""
+"""Key in the detail of a `no_sync` block: the part of a step in which its rank waited for others."""
 
 
 @dataclass
@@ -51,9 +51,9 @@ class CaseTimes:
     """The blocks of one case; all durations in ms per step."""
 
     step_ms: dict[str, ByRound] = field(default_factory=dict)
-    """By phase and round: the longest rank's block over its steps."""
+    """Time of the longest rank's block over its steps, by phase and round."""
     slowest: Counter[int] = field(default_factory=Counter)
-    """How often each rank took longest under `no_sync`."""
+    """Number of times that each rank took longest under `no_sync`."""
     steps_ms: array[float] = field(default_factory=lambda: array("f"))
     """Every timed step of every rank and round; single precision holds the five digits they come with."""
     num_steps: int = 0
@@ -61,13 +61,13 @@ class CaseTimes:
     timed_ms: float = 0.0
     """Time of the longest ranks over all timed blocks."""
     details: dict[str, ByRound] = field(default_factory=dict)
-    """By column of cases.csv what blocks tell of it, medians over ranks."""
+    """Values from the blocks by column of cases.csv and round, medians over ranks."""
     device_allocs: array[int] = field(default_factory=lambda: array("q"))
-    """Of each rank and block of steps on GPUs."""
+    """Allocations of each rank and block of steps on GPUs."""
     moments: dict[int, dict[str, list[array[float]]]] = field(default_factory=dict)
-    """By rank and name, for every block that has them: a figure for each bucket."""
+    """Figures by rank and name, for every block that has them: one for each bucket."""
     throttled_by: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """What held clocks of GPUs down: percent of samples, added up over blocks and GPUs."""
+    """Percent of samples in which each reason held clocks of GPUs down, added up over blocks and GPUs."""
 
     def add(self, rows: Sequence[Row]) -> None:
         """One block: its rows, one per rank."""
@@ -116,7 +116,7 @@ class CaseTimes:
             self._add_gpus(round_index, gpus)
 
     def _add_gpus(self, round_index: int, ranks: Sequence[tuple[Any, Mapping[str, Any]]]) -> None:
-        """Of each rank its host, and by name what its GPUs did: two that share one both tell of it."""
+        """Add each rank's host and, by name, what its GPUs did: two that share one both tell of it."""
         gpus = {(host, name): dict(did) for host, found in ranks for name, did in dict(found).items()}
         for name, together in TOGETHER.items():
             told = [float(did[name]) for did in gpus.values() if name in did]
@@ -141,7 +141,7 @@ class CaseTimes:
         return float(f"{np.percentile(steps, percent):.6g}")
 
     def bucket_moments(self, num_buckets: int) -> dict[int, dict[str, Samples]]:
-        """By rank and name: a row for each block, a column for each bucket; other layouts are left out."""
+        """Return by rank and name a row per block and a column per bucket; other layouts are left out."""
         found: dict[int, dict[str, Samples]] = {}
         for rank, names in self.moments.items():
             for name, blocks in names.items():

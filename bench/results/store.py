@@ -41,7 +41,7 @@ class RunData:
     allreduce: pd.DataFrame
     comparisons: pd.DataFrame = field(default_factory=lambda: typed_frame([], FILES["comparisons.csv"]))
     resumable: bool = True
-    """Whether its journal is there; baselines and archives have none."""
+    """True where its journal is there; baselines and archives have none."""
     published: tuple[Scaling, ...] = field(default_factory=published_scalings, repr=False)
     """Efficiencies of others, to hold those of this run against."""
 
@@ -62,7 +62,7 @@ class RunData:
 
     @cached_property
     def compared(self) -> list[Comparison]:
-        """What `comparisons` holds, but for those that earlier versions made with DP's stand-in."""
+        """Comparisons of the run, but for those that earlier versions made with DP's stand-in."""
         stand_ins = {case.case_id for case in self.results if case.impl == STAND_IN}
         return [one for one in of_table(records(self.comparisons)) if one.reference_id not in stand_ins]
 

@@ -123,7 +123,7 @@ def _ended(file: TextIO, *, grows: bool) -> Iterator[str]:
 
 
 def _value(column: Column, cell: str) -> Any:
-    """What a cell holds; None where it is empty. Raises ValueError for what the column does not allow."""
+    """Return a cell's value; None where it is empty. Raises ValueError for what the column does not allow."""
     with contextlib.suppress(ValueError, KeyError):
         value = _READERS[column.kind](cell) if cell else None
         if column.allows(value):
