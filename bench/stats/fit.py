@@ -31,7 +31,7 @@ _TUNING = 1.345
 _SCALE_PRIOR = 10
 """A column's own noise scale counts as its visits, that of all columns as so many."""
 _LEAST_SCALE = 0.01
-"""Of a column's noise, in mean absolute residuals: no column is taken to be exact."""
+"""Least noise of a column, in mean absolute residuals: no column is taken to be exact."""
 _CAUTION = 1.0
 """Standard errors by which a correlation is taken larger than estimated."""
 _ROUND_PRIOR, _ROUND_PRIOR_WEIGHT = 0.5, 10
@@ -231,7 +231,7 @@ class Typical:
         self._places = {column: place for place, column in enumerate(step_ms)}
 
     def has(self, *columns: Column) -> bool:
-        """Whether all of these were measured, in rounds that connect them."""
+        """Tell whether all of these were measured, in rounds that connect them."""
         visits = () if self._fit is None else self._fit.visits
         return all(column in self._places and visits[self._places[column]] for column in columns)
 
@@ -284,7 +284,7 @@ class Typical:
 
 
 def in_pairs(differences: Sequence[float] | Figures) -> Estimate:
-    """What differences, one per round in the order of time, typically are, robustly, by the fit of a run.
+    """Estimate the typical of differences, one per round in the order of time, robustly, by a run's fit.
 
     They are such as logarithms of ratios. Of columns that share their rounds nothing else counts.
     """

@@ -43,11 +43,11 @@ class Interval:
         return Interval(self.estimate * factor, self.low * factor, self.high * factor)
 
     def plus(self, constant: float) -> Interval:
-        """What lies so much higher."""
+        """Return the interval moved up by a constant."""
         return Interval(self.estimate + constant, self.low + constant, self.high + constant)
 
     def less(self, part: Interval) -> Interval:
-        """What is left without a part; it holds whatever the dependence of the two."""
+        """Return the interval of what is left without a part; it holds whatever the dependence of the two."""
         return Interval(self.estimate - part.estimate, self.low - part.high, self.high - part.low)
 
     def inverted(self, factor: float = 1.0) -> Interval:
@@ -64,7 +64,7 @@ class Interval:
         return {name: self.estimate, f"{name}_low": self.low, f"{name}_high": self.high}
 
     def excludes(self, value: float) -> bool:
-        """Whether the interval is known and lies wholly above or below `value`."""
+        """Tell whether the interval is known and lies wholly above or below `value`."""
         return self.low > value or self.high < value
 
 
@@ -80,7 +80,7 @@ class Estimate:
     freedom: float = math.inf
 
     def interval(self, confidence: float = 0.95) -> Interval:
-        """By Student's t."""
+        """Return the interval by Student's t."""
         reach = self._reach((1 + confidence) / 2)
         return Interval(self.value, self.value - reach, self.value + reach)
 
@@ -92,11 +92,11 @@ class Estimate:
         return float(scipy.special.stdtrit(self.freedom, quantile)) * self.error
 
     def plus(self, constant: float) -> Estimate:
-        """Of what lies so much higher; of logarithms, of what is exp(constant) times as large."""
+        """Return the estimate moved up by a constant; of logarithms that of exp(constant) times as much."""
         return replace(self, value=self.value + constant)
 
     def scaled(self, factor: float) -> Estimate:
-        """In another unit; `factor` is positive."""
+        """Return the estimate in another unit; `factor` is positive."""
         return replace(self, value=self.value * factor, error=self.error * factor)
 
     def minus(self, *others: Estimate) -> Estimate:
