@@ -36,7 +36,7 @@ COMM_TIMES = 1.25
 """Background communication by itself takes this many times as long as the compute by itself, at least."""
 
 REPLAYS_ALONE, MOST_REPLAYS = 2, 200
-"""Replays that tell the time of one alone, and most of a burst, which launches all of its own at once."""
+"""Replays from which the time of one alone is known, and the most of a burst, which launches them at once."""
 
 
 def run_calibration(
