@@ -1,7 +1,7 @@
-"""How far what a mode has found is from what the plain module comes to, and whether that is wrong.
+"""The error of a mode's result against that of the plain module, and whether the mode is wrong.
 
-Over all tensors, and for each by itself. Where both differ, the plain module computes once more: a model that
-differs from itself tells nothing of the mode.
+The error is over all tensors, and for each by itself. Where both differ, the plain module computes once more:
+a model that differs from itself tells nothing of the mode.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ OF_ONE, MOST_OF_ONE = 10, 0.5
 """A single tensor may be off by so many times the tolerance, and by so much at most."""
 
 FLOOR = 1e-2
-"""Of the norm over all: to less than it no tensor's error is relative, for some gradients are noise."""
+"""Share of the norm over all: to less than it no tensor's error is relative, for some gradients are noise."""
 
 EXACT, CANCELLED = 1e-9, 1e-5
-"""Where no more than the first is allowed, no error is relative to less than the second of what is added up:
-what cancels leaves its rounding."""
+"""Limits of exact proofs: where no more than the first is allowed, no error is relative to less than
+the second of what is added up: what cancels leaves its rounding."""
 
 OF_LIMIT = 0.1
 """Two runs of the plain module that differ by more of the limit prove nothing."""
@@ -69,18 +69,18 @@ class Off:
     total: float = 0.0
     of_one: float = 0.0
     name: str = ""
-    """Of the single one."""
+    """Name of the single one."""
     kind: str = "gradients"
-    """What the tensors are that are off by the total."""
+    """Kind of the tensors that are off by the total."""
     kind_of_one: str = ""
-    """What the single one is, where it is something else."""
+    """Kind of the single one, where it is another."""
 
     def is_within(self, allowed: float) -> bool:
-        """Whether both are small enough; NaN never is."""
+        """Tell whether both are small enough; NaN never is."""
         return self.total <= allowed and self.of_one <= min(OF_ONE * allowed, MOST_OF_ONE)
 
     def said(self, allowed: float) -> str:
-        """Which numbers are off by how much, beyond what is allowed."""
+        """Say which numbers are off by how much, beyond what is allowed."""
         if not self.total <= allowed:
             where = f", most in {self.name}" if self.kind_of_one in ("", self.kind) else ""
             return f"{self.kind} differ from those of single by {self.total:.2g}{where}"
@@ -112,7 +112,7 @@ class Comparison:
         return self.reference()
 
     def closest(self, found: Computed | None, allowed: float) -> tuple[Comparison, Off]:
-        """How far `found` is off, and the comparison that says so.
+        """Return the error of `found`, and the comparison that says so.
 
         Of a model that asks other ranks the answers may depend on their order, as those of a queue of rows
         from all ranks do. Each rank then computes its own part, as in training.
@@ -128,7 +128,7 @@ class Comparison:
 
     @functools.cached_property
     def draws(self) -> bool:
-        """Whether the model or its loss draws random numbers on any rank."""
+        """True where the model or its loss draws random numbers on any rank."""
         return bool(self.of.peers.largest(self.right is not None and self.right.draws))
 
     @functools.cached_property
@@ -138,7 +138,7 @@ class Comparison:
 
     @functools.cached_property
     def moves(self) -> bool:
-        """Whether the steps of the plain module change a parameter."""
+        """True where the steps of the plain module change a parameter."""
         return bool(self.of.peers.largest(self.right is not None and norm(self.right.update) != 0))
 
     def check_use(self) -> None:
@@ -149,7 +149,7 @@ class Comparison:
                 raise UnusedParametersError(waits)
 
     def off(self, found: Computed | None, allowed: float = 0.0) -> Off:
-        """How far `found` is from it on any rank, where so much is allowed."""
+        """Return the largest error of `found` over all ranks, where so much is allowed."""
         # Coarse arithmetic leaves more where what is added up cancels.
         share = CANCELLED if allowed <= EXACT else 1.0
         right, own = self.right, Off()
@@ -182,7 +182,7 @@ class Comparison:
 
 
 def unless_memory_is_full(compare: Callable[[], T]) -> T | ProofResult:
-    """What `compare` returns; where the plain module finds no memory, that the case is not proved."""
+    """Return what `compare` returns; where the plain module finds no memory, that the case is not proved."""
     try:
         return compare()
     except RAISED_BY_USERS as error:
@@ -201,10 +201,10 @@ def _worst_of(*errors: Off) -> Off:
 def off_by(
     found: Weights, right: Weights, kind: str, sizes: Weights | None = None, share: float = 0.0
 ) -> Off:
-    """How far `found` is from `right`, a sum of what has the norms `sizes`; relative.
+    """Return the relative error of `found` against `right`, a sum of what has the norms `sizes`.
 
-    To `right`, or to a share of those norms where that is more: what cancels leaves its rounding. `kind` says
-    what both are. What one of them lacks is zero.
+    The error is relative to `right`, or to a share of those norms where that is more: what cancels leaves its
+    rounding. `kind` says what both are. What one of them lacks is zero.
     """
     sizes = sizes or {}
     found, right = (
@@ -216,7 +216,7 @@ def off_by(
 
 
 def off_by_buffers(found: Weights, right: Weights) -> Off:
-    """How far buffers are from the right ones, of those that both have; what is not finite does not count."""
+    """Return the error of the buffers that both have; what is not finite does not count."""
     ours, theirs = (
         {n: torch.nan_to_num(one.double(), 0.0, 0.0, 0.0) for n, one in some.items() if not one.is_complex()}
         for some in (found, right)

@@ -35,9 +35,9 @@ class BufferSharing:
 
     def __init__(self, module: nn.Module, peers: Peers) -> None:
         self.is_last_micro = True
-        """Whether the micro-batch is that of DDP's reduction, which no `no_sync` precedes."""
+        """True where the micro-batch is that of DDP's reduction, which no `no_sync` precedes."""
         self.num_launched = 0
-        """What it has launched itself on the default group, where that is the ranks' own."""
+        """Collectives that it has launched itself on the default group, where that is the ranks' own."""
         self._module, self._peers = module, peers
         self._follows_reduction = True
         if dict(module.named_buffers()):

@@ -1,4 +1,4 @@
-"""What the first proof computes with: batches of as many rows, and numbers of as many digits, as it needs."""
+"""Inputs of the first proof: batches of as many rows, and numbers of as many digits, as it needs."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ IN_16_BITS = 2e-2
 """Largest relative gradient error of a model that computes in 16 bits, where rounding alone does no more."""
 
 TOLERANCES_BY_DTYPE = {torch.float64: 0.0, torch.float32: 1e-3}
-"""What a model's own arithmetic may cost, by the coarsest type in it: float32 has 7 digits, of which long
-sums cost some. Of 16 bits it is `IN_16_BITS`."""
+"""Error that a model's own arithmetic may cause, by the coarsest type in it: float32 has 7 digits, of
+which long sums cost some. 16 bits have `IN_16_BITS`."""
 
 _DTYPES = (torch.float64, torch.float32, None)
 
@@ -46,7 +46,7 @@ class ProofInputs:
 
     maker: Maker
     why_float32: str = ""
-    """What the model raised in float64; empty where it runs in it."""
+    """The model's error in float64; empty where it runs in it."""
     _settled: set[int] = field(default_factory=set)
     """Rows of the batches that the model has seen as it trains."""
 
@@ -106,7 +106,7 @@ class ProofInputs:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """What it is proved in; see `_dtype_and_rows`."""
+        """Type that it is proved in; see `_dtype_and_rows`."""
         return self._dtype_and_rows[0]
 
     def agreed(self, case: Case, peers: Peers) -> tuple[torch.dtype | None, Split]:
@@ -119,7 +119,7 @@ class ProofInputs:
         return _DTYPES[which], proven_split(case, num_rows)
 
     def allowed(self, peers: Peers) -> float:
-        """What the model's own arithmetic may cost, as the first rank sees it."""
+        """Return the error that the model's own arithmetic may cause, as the first rank sees it."""
         own = 0.0
         with peers.together(), as_default(self.maker.alone):
             if not peers.rank:
@@ -170,7 +170,7 @@ class _DtypesSeen(TorchFunctionMode):
 
 
 def proven_split(case: Case, num_rows: int) -> Split:
-    """How a case splits the batch of its proof: `num_rows` for each part, if it trains on as many."""
+    """Return how a case splits the batch of its proof: `num_rows` for each part, if it trains on as many."""
     split = split_of(case)
     parts = split.num_chunks if split.num_sources == 1 else 1
     return replace(split, batch_size=min(num_rows, max(split.batch_size // parts, 1)) * parts)

@@ -48,7 +48,7 @@ class Maker:
         self.start: Weights = {name: one.detach().clone() for name, one in tensors_of_module(first).items()}
 
     def source(self, case: Case, part: int, device: torch.device, drawn: Drawn | None = None) -> BatchSource:
-        """What a part of a case's batches is fetched from; those in `drawn` are not drawn again."""
+        """Open the source of a part of a case's batches; those in `drawn` are not drawn again."""
         split = split_of(case)
         return open_source(
             self.workload,
@@ -65,7 +65,7 @@ class Maker:
 
     @functools.cached_property
     def has_rows(self) -> bool:
-        """Whether a batch can be split; where not, each part is made by itself."""
+        """True where a batch can be split; where not, each part is made by itself."""
         return has_rows(self.workload)
 
     def batch(self, size: int, *part: int) -> Batch:

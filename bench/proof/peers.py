@@ -1,6 +1,6 @@
-"""What the ranks of a case tell each other in a proof.
+"""Messages between the ranks of a case in a proof.
 
-They speak point to point and on the host: so nothing of what is proved, no collective and no device, carries
+Ranks speak point to point and on the host: so nothing of what is proved, no collective and no device, carries
 what it is compared with.
 """
 
@@ -20,10 +20,10 @@ from ..measure.groups import waiting_for
 from .weights import Weights, fine, norm_of
 
 MEETS, FINE, FAILED, FULL = -1.0, 0.0, 1.0, 2.0
-"""What a rank says within its part, where it goes on with the others, and at its end; the largest counts."""
+"""Words of a rank within its part, where it goes on with the others, and at its end; the largest counts."""
 
 MAX_NAME_BYTES = 256
-"""Of a name that ranks tell each other; a longer one is cut."""
+"""Bytes of a name that ranks tell each other; a longer one is cut."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class Peers:
     rank: int = 0
     number: int = 1
     group: dist.ProcessGroup | None = None
-    """Of gloo; None is the default one."""
+    """Process group of gloo; None is the default one."""
     shift: int = 1
-    """How many ranks further the part lies that a rank computes."""
+    """Number of ranks that the part lies further which a rank computes."""
 
     @property
     def part(self) -> int:
-        """Whose part of a batch this rank computes: the next rank's, so what depends on the rank shows."""
+        """The part of a batch that this rank computes: the next rank's, so what depends on the rank shows."""
         return (self.rank + self.shift) % self.number
 
     @contextlib.contextmanager
@@ -106,7 +106,7 @@ class Peers:
         return means, sizes
 
     def given(self, value: Tensor, root: int = 0) -> Tensor:
-        """What rank `root` has of a tensor of the same shape and type on all; written into theirs."""
+        """Return rank `root`'s tensor, of the same shape and type on all; it is written into theirs."""
         with waiting_for("the other ranks"):
             if self.rank == root:
                 for other in range(self.number):
@@ -121,7 +121,7 @@ class Peers:
         return {name: self.given(_sendable(one).clone(), root) for name, one in named.items()}
 
     def own_part(self, named: Weights) -> Weights:
-        """Of what belongs to the parts that ranks computed, that of the part which is this rank's own."""
+        """Return this rank's own part of what belongs to the parts that ranks computed."""
         if self.part == self.rank:
             return named
         found = Weights()
@@ -135,7 +135,7 @@ class Peers:
         return found
 
     def _on_first(self, own: Tensor) -> Iterator[Tensor]:
-        """On the first rank what each has, its own first; elsewhere it is sent, and nothing comes."""
+        """Yield on the first rank what each has, its own first; elsewhere send it and yield nothing."""
         if self.rank:
             dist.send(own, 0, group=self.group)
             return

@@ -44,7 +44,7 @@ VANISHING = 1e-12
 """Norm of gradients of alternating signs that may be no more than rounding."""
 
 MOST_IN_16_BITS = 0.25
-"""So much of it at most, also where the mode computes in 16 bits and the proof cannot use float64. The 8 bits
+"""Largest gradient error, even where the mode computes in 16 bits and the proof cannot use float64: 8 bits
 of bf16 cost 3% on ResNet-20 and 13% on ResNet-50, in eval mode."""
 
 NOT_STOOD_IN = (
@@ -68,9 +68,9 @@ class Prover:
     """Proves one case after another for one workload; keeps the reference gradients it has computed."""
 
     draws = False
-    """Whether the model of the case that was proved last, or its loss, draws random numbers."""
+    """True where the model of the case that was proved last, or its loss, draws random numbers."""
     likely_cause = ""
-    """Of gradients that differ: what the loss of the case that was proved last did past the wrapper."""
+    """Likely cause of gradients that differ: what the loss of the case proved last did past the wrapper."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Prover:
         )
         self.splitter = Splitter(self.maker)
         self._is_given = place.rank == 0
-        """Whether its modules have the first rank's weights."""
+        """True where its modules have the first rank's weights."""
         self.forget()
 
     def forget(self) -> None:
@@ -145,7 +145,7 @@ class Prover:
             return unless_memory_is_full(partial(self._compared, with_plain, found, dtype))
 
     def _depends_on_ranks(self, shifted: Comparison, found: Computed, allowed: float) -> bool:
-        """Whether gradients, not buffers alone, are others where another rank computes a part.
+        """Tell whether gradients, not buffers alone, are others where another rank computes a part.
 
         That may be right, as where one rank's rows are sent to all; one device on the whole batch tells.
         """

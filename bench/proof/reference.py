@@ -33,7 +33,7 @@ MAX_KEPT_BYTES = 2**30
 """Results are kept for later cases while they take less; of more, the last gradient and update alone."""
 
 PERTURBED = 32 * 2.0**-23
-"""So much, relatively, parameters are shifted to see what rounding does: 32 times float32's own, for one more
+"""Relative shift of parameters, to see what rounding does: 32 times float32's own, for one more
 or less lets single units of a ReLU pass, by chance."""
 
 Fetch = Callable[[int], Batch]
@@ -46,7 +46,7 @@ class Subject:
 
     case: Case
     stages: Stages | None = None
-    """Of a case that splits the model."""
+    """Split of the model, for a case that splits it."""
     peers: Peers = ALONE
     """The ranks of the case."""
 
@@ -59,30 +59,30 @@ class Subject:
 
     @property
     def shares_buffers(self) -> bool:
-        """Whether DDP sends the first rank's buffers before forwards."""
+        """True where DDP sends the first rank's buffers before forwards."""
         return self.case.spec.has_buckets and self.case.sync_buffers and self.peers.number > 1
 
 
 @dataclass(frozen=True)
 class Computed:
-    """What a gradient or steps, of the plain module or a mode, have come to."""
+    """The result of a gradient or of steps, of the plain module or a mode."""
 
     gradients: Weights = field(default_factory=dict)
     """Those of one step, averaged over the parts; without any where steps were trained."""
     sizes: Weights = field(default_factory=dict)
     """The largest norm of each among the parts."""
     update: Weights = field(default_factory=dict)
-    """What the steps added to its parameters, of those that train or changed."""
+    """Change of its parameters by the steps, of those that train or changed."""
     buffers: Weights = field(default_factory=dict)
     """After them, those of this rank's own part of the batch."""
     state: dict[str, Any] = field(default_factory=dict)
     """The shapes in its state dict."""
     draws: bool = False
-    """Whether this rank's part drew random numbers."""
+    """True where this rank's part drew random numbers."""
     unused: tuple[str, ...] = ()
     """Parameters that have got no gradient of it."""
     asks: bool = False
-    """Whether the model or its loss asked other ranks, by collectives."""
+    """True where the model or its loss asked other ranks, by collectives."""
 
     @property
     def num_bytes(self) -> int:
@@ -93,20 +93,20 @@ class Computed:
 
 @dataclass(frozen=True)
 class Work:
-    """What is computed for a proof: the gradient of a batch, or a step for each of `scales` but the last."""
+    """The computation of a proof: the gradient of a batch, or a step for each of `scales` but the last."""
 
     split: Split
     loss: Callable[..., Tensor]
-    """Of model, batch, and the numbers `micro` of the micro-batch and `part` of the part."""
+    """Loss of model, batch, and the numbers `micro` of the micro-batch and `part` of the part."""
     opened: Callable[[int, contextlib.ExitStack], Fetch]
-    """What a part is fetched from, until the stack is closed."""
+    """Source from which a part is fetched, until the stack is closed."""
     scales: tuple[float, ...] = ()
-    """What the loss of each step was multiplied by, and of the next; where it fell, the step was left out."""
+    """Factors on the loss of each step, and of the next; where they fall, the step was left out."""
     dtype: torch.dtype | None = None
     alternates: bool = False
-    """Whether the losses of parts have alternating signs."""
+    """True where the losses of parts have alternating signs."""
     evaluates: bool = False
-    """Whether the module is in evaluation mode; what comes of it is not kept."""
+    """True where the module is in evaluation mode; what comes of it is not kept."""
 
 
 @dataclass
@@ -117,7 +117,7 @@ class Reference:
     _known: dict[tuple[object, ...], Computed] = field(default_factory=dict)
 
     def update(self, of: Subject, scales: tuple[float, ...], **how: bool) -> Computed | None:
-        """What steps with these scales make of the plain module, in the case's precision; as `computed`."""
+        """Return the plain module's update under these scales, in the case's precision; as `computed`."""
 
         def loss(model: Any, batch: Batch, **_: int) -> Tensor:
             with autocast_of(of.case):
@@ -135,7 +135,7 @@ class Reference:
         repeated: bool = False,
         in_order: bool = False,
     ) -> Computed | None:
-        """What the plain module comes to; None on a rank that computes no part of it.
+        """Return the result of the plain module; None on a rank that computes no part of it.
 
         Each of the case's ranks calls it; where it raises on one, it raises on all, also on those without a
         part, which would wait for the others' next word. `again`: in a way that is the same but for rounding,

@@ -1,4 +1,4 @@
-"""Whether the loss is a mean over rows of equal weight: where it is none, modes train differently."""
+"""Check that the loss is a mean over rows of equal weight: where it is none, modes train differently."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class SplitEffect:
         self._known: dict[object, float | None] = {}
 
     def of(self, of: Subject) -> float | None:
-        """How far the gradient that a case averages is from that of one device on all rows, relative.
+        """Return the relative error of the gradient that a case averages against one device's on all rows.
 
-        Of a loss that is a mean over rows of equal weight it is rounding. Every rank of the case asks, after
+        For a loss that is a mean over rows of equal weight it is rounding. Every rank of the case asks, after
         its proof. None for a batch without rows, where the model computes no loss in evaluation, or where the
         gradient of the whole batch depends on the draw, or on what the module has seen before.
         """

@@ -50,22 +50,22 @@ class FirstSteps:
     trainer: Trainer
     seed: int
     part: int
-    """Of the batch, that this rank trains on."""
+    """Part of the batch that this rank trains on."""
     keeps: bool = True
-    """Whether they are compared."""
+    """True where they are compared."""
     weights: Weights | None = None
-    """What the parameters were after the steps, of those that train or changed."""
+    """Parameters after the steps, of those that train or changed."""
     start: Weights = field(default_factory=dict)
-    """What they were before."""
+    """The same before the steps."""
     buffers: Weights = field(default_factory=dict)
     stepped: list[bool] = field(default_factory=list)
-    """Whether each backward changed parameters."""
+    """True for each backward that changed parameters."""
 
     def __post_init__(self) -> None:
         self.scales: tuple[float, ...] = (self.trainer.loss_scale,)
         self._micro = 0
         self.until_over = contextlib.ExitStack()
-        """What ends with the steps that are compared."""
+        """Contexts that end with the steps that are compared."""
         if self.keeps:
             trained = [one for one in self.trainer.mode.module.parameters() if one.requires_grad]
             watched = partial(steps_in_backward, trained, self.stepped)
@@ -146,7 +146,7 @@ def beyond_rounding(error: Off, tolerance: float, noise: Off, what: str) -> str:
 
 
 def within_rounding(error: Off, tolerance: float, noise: Off) -> ProofResult:
-    """What an error shows that rounding may have made: nothing where that is large."""
+    """Report an error that rounding may have made: nothing where rounding is large."""
     if error.total <= min(max(tolerance, AMPLIFIED * noise.total), MOST_TELLING):
         return ProofResult(error=error.total)
     by = short(100 * noise.total, 2)
@@ -154,5 +154,5 @@ def within_rounding(error: Off, tolerance: float, noise: Off) -> ProofResult:
 
 
 def _is_one_off(error: Off, tolerance: float) -> bool:
-    """Whether a single parameter is wrong; 16 bits round some by as much."""
+    """Tell whether a single parameter is wrong; 16 bits round some by as much."""
     return tolerance <= TOLERANCES["fp32"] and error.of_one > MOST_OF_ONE
