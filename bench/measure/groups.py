@@ -14,7 +14,7 @@ COLLECTIVE_TIMEOUT = timedelta(days=1)
 """The conductor ends what hangs, and knows what it was; a collective's own limit must not come before it."""
 
 _waits_for: list[str] = []
-"""What the main thread waits for, for the thread that answers the conductor meanwhile."""
+"""Things that the main thread waits for, for the thread that answers the conductor meanwhile."""
 
 
 @contextlib.contextmanager
