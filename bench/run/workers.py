@@ -31,13 +31,13 @@ MEETING_S = 600.0
 """Workers may take so long to come: allocations and slow file systems can take minutes."""
 
 ERROR_GRACE_S = 5.0
-"""How long the other ranks may take to come to their end after a rank's error before they count as stuck."""
+"""Seconds that the other ranks may take to end after a rank's error before they count as stuck."""
 
 ANSWER_S = 3.0
-"""How long ranks have to send their stacks."""
+"""Seconds that ranks have to send their stacks."""
 
 LINGER_S = 1.0
-"""When one worker has gone, others that the same fault has hit go within so long."""
+"""Seconds after a worker has gone, within which others go that the same fault has hit."""
 
 
 class Workers:
@@ -53,14 +53,14 @@ class Workers:
         self._lost: dict[int, int | None] = {}
         """Exit codes of those that have gone, by rank; None where another process has started it."""
         self._was_idle = False
-        """Whether one of them had not begun with what it was told last."""
+        """True where one of them had not begun with what it was told last."""
         self._told_last: m.Commands = {}
         self._begin()
         self.store_port = 0
 
     def _begin(self) -> None:
         self.name = uuid.uuid4().hex
-        """Of those that are there now; no others have it."""
+        """Name of those that are there now; no others have it."""
         self._oom_kills = oom_kills()
 
     def __len__(self) -> int:
@@ -82,7 +82,7 @@ class Workers:
             self._await(range(there.world_size), meeting)
 
     def suit(self, device_type: str) -> bool:
-        """Whether workers were started as they have to be for this kind of device; else all are ended."""
+        """Tell whether workers were started as this kind of device requires; else end all of them."""
         variables = worker_variables(device_type)
         if self.launched is not None or self._processes.variables == variables:
             return True
@@ -132,7 +132,7 @@ class Workers:
                 raise self.died("start-up")
 
     def value(self, rank: int, command: m.Command[T], what: str, limit_s: float) -> T:
-        """What one worker answers, outside all cases. Raises UsageError, RestartError."""
+        """Return the answer of one worker, outside all cases. Raises UsageError, RestartError."""
         if rank != LOOKER:
             return self.values({rank: command}, what, limit_s)[rank]
         self._start([LOOKER])
@@ -145,7 +145,7 @@ class Workers:
                 self._processes.codes([LOOKER])
 
     def values(self, commands: Mapping[int, m.Command[T]], what: str, limit_s: float) -> dict[int, T]:
-        """What workers answer, outside all cases, by rank. Raises UsageError, RestartError."""
+        """Return the answers of workers, outside all cases, by rank. Raises UsageError, RestartError."""
         reports = self.ask(commands, what, limit_s)
         if (failure := failure_in(reports)) is not None:
             raise RestartError(failure)
@@ -221,7 +221,7 @@ class Workers:
         connection.close()
 
     def died(self, what: str) -> RestartError:
-        """What it means that workers have gone in `what`, with those that go of the same."""
+        """Make the error for workers that have gone in `what`, with those that go of the same."""
         deadline_s = time.monotonic() + LINGER_S
         while (left_s := deadline_s - time.monotonic()) > 0 and len(self._lost) < len(self._workers):
             self._poll(left_s)
