@@ -47,7 +47,7 @@ class CommandHelp:
     """The texts in which the help of a command that runs differs from that of another."""
 
     name: str
-    """Of the command; a command other than `run` has the preset of its name, and refuses another."""
+    """Name of the command; one other than `run` has the preset of its name, and refuses another."""
     description: str
     examples: Sequence[tuple[str, str]]
     meanings: Mapping[str, str] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class CommandHelp:
 
     @property
     def layers(self) -> str:
-        """Where the values of options come from, in the order of their weight."""
+        """Sources of the values of options, in the order of their weight."""
         return "--preset" if self.name == "run" else f"the preset {self.name}"
 
 
