@@ -220,7 +220,7 @@ def allreduce_rows(
 
 
 def identity(outcome: Outcome) -> dict[str, Any]:
-    """What a row of cases.csv holds of a case before it is measured."""
+    """Return the row of cases.csv of a case before it is measured."""
     planned, case = outcome.planned, outcome.planned.case
     row = {
         **case.stored(),
