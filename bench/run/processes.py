@@ -32,12 +32,12 @@ ANSWER_S = 10.0
 """The process with torch only forks and looks: it answers sooner, or it is stopped or stuck."""
 
 IMPORT_S = 600.0
-"""So long it may import torch before that: slow file systems take minutes."""
+"""Seconds that it may import torch before that: slow file systems take minutes."""
 
 INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 
 OTHER_GPUS = ("kfd", "nvhost-gpu", "nvidiactl")
-"""What /dev holds where there is a GPU that NVML does not know of."""
+"""Entries of /dev where there is a GPU that NVML does not know of."""
 
 
 class Processes:
@@ -103,7 +103,7 @@ class Processes:
     def asked(
         self, request: Mapping[str, Any], descriptors: Sequence[int] = (), *, within_s: float = ANSWER_S
     ) -> int | None:
-        """What the process with torch answers; None where it has gone, or is ended as it does not answer."""
+        """Ask the process with torch for its answer; None where it has gone, or is ended for giving none."""
         if self.server is None:
             return None
         number = next(self._asks)
@@ -137,7 +137,7 @@ class _Forked:
 
 
 def worker_variables(device_type: str) -> dict[str, str]:
-    """What the environment of a worker on this machine needs beside this process's."""
+    """Return the variables that a worker on this machine needs beside this process's."""
     # What the environment says of interfaces is for ranks on several machines: it would open ports to these.
     loopback = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), INTERFACE)
     return rank_variables(os.environ, device_type) | loopback
@@ -150,7 +150,7 @@ def expected_device(settings: Settings) -> str:
 
 
 def modules_for(settings: Settings) -> list[str]:
-    """What workers are to have imported before they are forked.
+    """List the modules that workers are to have imported before they are forked.
 
     The first one starts threads where OMP_NUM_THREADS asks for some: then there is nothing to fork. DDP and
     the count of FLOPs import torch's compiler, which takes more than a second in each worker.
@@ -163,7 +163,7 @@ HELLO_S = 10.0
 """A worker says who it is as soon as it has connected."""
 
 MOST_SILENT = 64
-"""So many connections may not have said so yet; of more the oldest is closed. A worker connects again."""
+"""Connections that may not have said so yet; of more the oldest is closed. A worker connects again."""
 
 MOST_HELLO = 2**16
 """Bytes of the first line of a worker."""
@@ -180,7 +180,7 @@ class Worker:
     connection: socket.socket
     host: str = ""  # until it has come
     was_idle: bool = False
-    """Whether it had gone before it could be sent, or had read, what it was to do last."""
+    """True where it had gone before it could be sent, or had read, what it was to do last."""
     received: bytearray = field(default_factory=bytearray)
 
     def __post_init__(self) -> None:
@@ -216,7 +216,7 @@ class Worker:
 
 
 def _received(connection: socket.socket) -> bytes | None:
-    """What has come: nothing from a worker that has gone, None where it had not read what it was sent.
+    """Return what has come: nothing from a worker that has gone, None where it had not read what it was sent.
 
     A worker reads a command at once; one that has not had died before. TCP resets what is closed with
     something unread (RFC 2525); what was sent to one that had closed leaves an error behind its end.
@@ -244,7 +244,7 @@ class Meeting:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._silent: dict[socket.socket, tuple[bytearray, float]] = {}
-        """What has come of each one's hello, and when it has to be whole; the oldest first."""
+        """Received bytes of each one's hello, and when it has to be whole; the oldest first."""
         host = m.LOOPBACK if one_host else "master"
         self.address = f"{host} {self._listener.getsockname()[1]} {self._token}"
         """For the launcher's store, where the workers find it."""
