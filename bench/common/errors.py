@@ -23,7 +23,7 @@ class ExitCode(IntEnum):
     UNDECIDED = 3
     """Two runs, or a run and its resumption, were measured under different conditions, or noise hides all."""
     NOT_MEASURED = 4
-    """Nothing was measured of a part that was asked for: every case of a mode failed, or the ranks die."""
+    """The request could not be measured: every case of a mode failed, or the ranks die."""
     BUG = 70
     """An exception that nobody expected (EX_SOFTWARE); its traceback is on stderr."""
     START_AGAIN = 75

@@ -13,7 +13,7 @@ from traceback import FrameSummary, TracebackException
 from .process import INSTALLED, OWN_FOLDERS
 
 MOST_CHARACTERS = 32_768
-"""Length of one rank's traceback: some 300 frames. Rank 0 receives as much from each that failed."""
+"""Characters of one rank's traceback: some 300 frames. Rank 0 receives as much from each that failed."""
 
 _QUOTED = re.compile(r'^\s*File "([^"\n]+)", line (\d+), in (\S+)', re.MULTILINE)
 """A frame in an error's message: of a replica's thread, a loader's process, or what the compiler traced."""

@@ -64,7 +64,7 @@ def clock_reasons(handle: Any) -> frozenset[ClockReason] | None:
 def gpus(uuids: Sequence[str] | None = None) -> list[Gpu]:
     """Describe the GPUs with these UUIDs for a manifest, in their order; empty without a driver.
 
-    No `uuids` stand for the GPUs that CUDA_VISIBLE_DEVICES leaves.
+    None stands for the GPUs that CUDA_VISIBLE_DEVICES leaves.
     """
     with contextlib.suppress(pynvml.NVMLError), nvml_devices() as handles:
         if uuids is None:

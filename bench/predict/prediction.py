@@ -68,7 +68,7 @@ class Scenario:
 
     @property
     def network_name(self) -> str:
-        """Name of what joins the devices, in a word or two."""
+        """Names of the networks that join the devices, in a word or two each."""
         return " + ".join(net.name for net in self.networks)
 
 
