@@ -74,7 +74,7 @@ def whole_number(text: str, *, least: int = 0) -> int:
 
 
 def switch(text: str) -> bool:
-    """`on` or `off`, also `true` and `false`."""
+    """Read `on` or `off`, also `true` and `false`."""
     values = {"on": True, "true": True, "off": False, "false": False}
     if text.lower() not in values:
         raise UsageError(f"{text!r} is neither on nor off")
