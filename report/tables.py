@@ -81,8 +81,8 @@ def results(cases: Sequence[CaseResult], best: str = "") -> list[Table | None]:
 
 def _why_not_comparable(case: CaseResult) -> str:
     """Say why a case's speed is not held against that of others."""
-    shared = "devices are shared: shows that it runs, not how it scales" if case.oversubscribed else ""
-    return shared or "emulated on CPU cores: says nothing of DP's speed on GPUs"
+    shared = "devices are shared: shows that it runs" if case.oversubscribed else ""
+    return shared or "emulated: not DP's speed on GPUs"
 
 
 def _every_column(ok: Sequence[CaseResult], traces: Mapping[str, tuple[Link, ...]]) -> Table | None:
