@@ -71,7 +71,8 @@ def _describe(one: WatchedSetting) -> tuple[str, str]:
             f"no_sync() around forward and backward of every micro-step but the last{at}",
         ),
         "unused": (
-            "the search for unused parameters, of which there are none",
+            "the search for unused parameters, of which there are none (at least: DDP also all-reduces which were "
+            "used)",
             _argument(one, "find_unused_parameters", "False", "ddp_"),
         ),
         "buffers": (
@@ -79,7 +80,7 @@ def _describe(one: WatchedSetting) -> tuple[str, str]:
             f"{_argument(one, one.value, 'False', 'ddp_')}, if ranks may keep buffers of their own",
         ),
         "loader": (
-            f"waiting for a loader with {plural(amount, 'worker')}",
+            f"waiting for a loader with {plural(amount, 'worker')} (at most: workers need cores, too)",
             _argument(one, "num_workers", workers, "dataloader_"),
         ),
         "pinning": (
