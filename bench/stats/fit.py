@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from .interval import SIGMA_OF_MAD, Estimate, Figures, Interval
@@ -55,21 +56,22 @@ class TwoWayFit:
     def estimate(self, function: Function, *columns: int) -> Estimate:
         """`function` of the log ms of these columns; its gradient is taken by central differences."""
         at, step = self.log_ms[[*columns]], 1e-5
-        gradient = np.zeros(len(self.log_ms))
-        for shift, column in zip(step * np.eye(len(columns)), columns, strict=True):
-            gradient[column] += np.nan_to_num((function(at + shift) - function(at - shift)) / (2 * step))
+        distinct, places = np.unique(columns, return_inverse=True)
+        gradient = np.zeros(len(distinct))
+        for shift, place in zip(step * np.eye(len(columns)), places, strict=True):
+            gradient[place] += np.nan_to_num((function(at + shift) - function(at - shift)) / (2 * step))
         gradient[np.abs(gradient) < 1e-9 * np.abs(gradient).max()] = 0
-        return Estimate(float(function(at)), *self._error(gradient))
+        return Estimate(float(function(at)), *self._error(distinct, gradient))
 
-    def _error(self, gradient: Array) -> tuple[float, float]:
-        """The standard error of a function with this gradient, and its degrees of freedom."""
+    def _error(self, columns: npt.NDArray[np.int64], gradient: Array) -> tuple[float, float]:
+        """The standard error of a function with this gradient by `columns`, and its degrees of freedom."""
         rounds, level = len(self.round_influence), float(gradient.sum())
-        visits = int(self.visits[gradient != 0].min(initial=rounds))
+        visits = int(self.visits[columns[gradient != 0]].min(initial=rounds))
         case_factor, case_freedom = _ar1(self.case_correlation, visits)
         round_factor, round_freedom = _ar1(self.round_correlation, rounds)
         if abs(level) < 1e-6:  # a quotient: the rounds cancel
             level = 0.0
-        of_case = math.sqrt(case_factor) * (self.case_influence @ gradient)
+        of_case = math.sqrt(case_factor) * (self.case_influence[:, columns] @ gradient)
         of_round = math.sqrt(round_factor) * level * self.round_influence
         variance = ((of_case + of_round) ** 2).sum() * visits / max(visits - 1, 1)
         shares = (of_case**2).sum(), (of_round**2).sum()
@@ -87,7 +89,9 @@ def fit(step_ms: Array) -> TwoWayFit:
     """
     x, num_columns = np.log(step_ms), step_ms.shape[1]
     seen = np.isfinite(x)
-    group = connected_components(seen.T @ seen)[1]
+    rounds, columns = np.nonzero(seen)
+    visited = coo_array((np.ones(len(rounds)), (columns, num_columns + rounds)), shape=(sum(x.shape),) * 2)
+    group = connected_components(visited, directed=False)[1]
     used = np.flatnonzero(seen.any(axis=0))
     used = used[group[used] == np.bincount(group[used]).argmax()]
     x = x[seen[:, used].any(axis=1)][:, used]
@@ -95,14 +99,9 @@ def fit(step_ms: Array) -> TwoWayFit:
     visits = seen.sum(axis=0)
     location, effect, scale = _start(x, seen)
     for _ in range(100):
-        weight = _weights(x - location - effect[:, None], scale, seen)
-        move = _weighted_mean(np.nan_to_num(x - location), weight, axis=1) - effect
-        effect = effect + move
-        weight = _weights(x - location - effect[:, None], scale, seen)
-        new = _weighted_mean(np.nan_to_num(x - effect[:, None]), weight, axis=0)
-        change = float(np.abs(new - location).max())
-        location = new
-        if change < 1e-9:
+        effect = _weighted_mean(x - location, effect[:, None], scale, axis=1)
+        before, location = location, _weighted_mean(x - effect[:, None], location, scale, axis=0)
+        if np.abs(location - before).max() < 1e-9:
             break
     residual = np.where(seen, x - location - effect[:, None], 0.0)
     # Steepness of Huber's function per column, not per visit: an outlier must not make a round weightless.
@@ -111,19 +110,15 @@ def fit(step_ms: Array) -> TwoWayFit:
     local = np.where(seen, steep, 0.0)
     share = local.sum(axis=1) / steep.sum()  # a round with few visits counts less
     level = float((share * effect).sum() / share.sum())
-    location, effect = location + level, effect - level
-    hessian = np.diag(local.sum(axis=0)) - (local / local.sum(axis=1, keepdims=True)).T @ local
-    unit = local.sum(axis=0) / steep.sum()
-    hessian = hessian + np.mean(steep) * np.outer(np.ones(len(unit)), unit)
     score = np.clip(residual / scale, -_TUNING, _TUNING) / scale
     score = score - local / local.sum(axis=1, keepdims=True) * score.sum(axis=1, keepdims=True)
-    of_case = np.linalg.solve(hessian, score.T).T
-    of_round = share * effect / share.sum()
+    of_case = _solve(local, steep, score)
+    of_round = share * (effect - level) / share.sum()
     of_rounds = of_round[:, None]
     case_influence = np.zeros((len(x), num_columns))
     case_influence[:, used] = of_case
     log_ms, all_visits = np.full(num_columns, math.nan), np.zeros(num_columns, dtype=np.int64)
-    log_ms[used], all_visits[used] = location, visits
+    log_ms[used], all_visits[used] = location + level, visits
     return TwoWayFit(
         log_ms=log_ms,
         case_influence=case_influence,
@@ -134,6 +129,22 @@ def fit(step_ms: Array) -> TwoWayFit:
             of_rounds, np.isfinite(of_rounds), prior=_ROUND_PRIOR, prior_weight=_ROUND_PRIOR_WEIGHT
         ),
     )
+
+
+def _solve(local: Array, steep: Array, score: Array) -> Array:
+    """Solve the columns' normal equations, without the effects of rounds, for each row of `score`.
+
+    The matrix is a diagonal and a part of the rank of the rounds: its smaller side is solved (Woodbury).
+    """
+    own: Array = local.sum(axis=0)
+    left = np.vstack([-local / local.sum(axis=1, keepdims=True), np.full_like(own, np.mean(steep))])
+    right = np.vstack([local, own / steep.sum()])
+    if len(right) >= len(own):
+        whole: Array = np.linalg.solve(np.diag(own) + left.T @ right, score.T)
+        return whole.T
+    scaled = score / own
+    part: Array = np.linalg.solve(np.eye(len(right)) + (right / own) @ left.T, right @ scaled.T).T @ left
+    return scaled - part / own
 
 
 def _start(x: Array, seen: npt.NDArray[np.bool_]) -> tuple[Array, Array, Array]:
@@ -151,13 +162,12 @@ def _start(x: Array, seen: npt.NDArray[np.bool_]) -> tuple[Array, Array, Array]:
     return location, effect, np.maximum(scale, max(_LEAST_SCALE * float(np.nanmean(absolute)), 1e-6))
 
 
-def _weights(residual: Array, scale: Array, seen: npt.NDArray[np.bool_]) -> Array:
-    size = np.abs(np.where(seen, residual, 0.0)) / scale
-    return np.where(seen, np.minimum(1.0, _TUNING / np.maximum(size, 1e-12)) / scale**2, 0.0)
-
-
-def _weighted_mean(values: Array, weight: Array, *, axis: int) -> Array:
-    result: Array = (weight * values).sum(axis=axis) / weight.sum(axis=axis)
+def _weighted_mean(values: Array, centre: Array, scale: Array, *, axis: int) -> Array:
+    """The mean of the values that are seen, by Huber's weights of their distances from `centre`."""
+    seen = np.isfinite(values)
+    size = np.abs(np.where(seen, values - centre, 0.0)) / scale
+    weight = np.where(seen, np.minimum(1.0, _TUNING / np.maximum(size, 1e-12)) / scale**2, 0.0)
+    result: Array = (weight * np.nan_to_num(values)).sum(axis=axis) / weight.sum(axis=axis)
     return result
 
 
@@ -249,10 +259,7 @@ class Typical:
         return self._estimate(lambda log_step: log_step[0] - log_step[1], *columns)
 
     def ratios(self, pairs: Sequence[tuple[str, str]]) -> list[Interval]:
-        """Step time of the first case of each pair over the second's; all intervals hold at once with 95%.
-
-        Each is a Bonferroni interval.
-        """
+        """Step time of each pair's first case over the second's; all hold at once with 95% (Bonferroni)."""
         return [self.log_ratio(*pair).interval(1 - 0.05 / len(pairs)).exp() for pair in pairs]
 
     def step_ms(self, case_id: str, phase: str = "timed") -> Interval:

@@ -223,3 +223,62 @@ def test_intervals_hold_what_the_launches_of_a_run_have_on_average(num_launches,
         for column, one in enumerate(intervals(found, [difference(i, 0) for i in range(1, num_groups)]), 1):
             held.append(not one.excludes(truth[column] - truth[0]))
     assert stats.binomtest(sum(held), len(held), 0.94, alternative="less").pvalue > 0.01
+
+
+def with_gaps(num_rounds, num_columns, *, share=0.3):
+    """Step times of which a share is missing; the first round and the first column connect the others."""
+    step_ms = table(num_rounds, num_columns, seed=num_columns)
+    missing = np.random.default_rng(5).random(step_ms.shape) < share
+    missing[0], missing[:, 0] = False, False
+    step_ms[missing] = math.nan
+    return step_ms
+
+
+def least_squares(x, scale):
+    """Columns and each round's influence on them by numpy's dense least squares, up to a common level."""
+    rounds, columns = np.nonzero(np.isfinite(x))
+    size = 1 / scale[columns]
+    design = np.zeros((len(rounds), sum(x.shape)))
+    design[np.arange(len(rounds)), columns] = size
+    design[np.arange(len(rounds)), x.shape[1] + rounds] = size
+    wanted = x[rounds, columns] * size
+    inverse = np.linalg.pinv(design, rcond=1e-12)
+    found = inverse @ wanted
+    by_visit = inverse[: x.shape[1]] * (wanted - design @ found)
+    influence = np.stack([by_visit[:, rounds == r].sum(axis=1) for r in range(len(x))])
+    return found[: x.shape[1]], influence
+
+
+@pytest.mark.parametrize(
+    "shape", [(8, 60), (20, 21), (60, 8)], ids=["more columns", "about as many", "more rounds"]
+)
+def test_without_a_bound_it_is_weighted_least_squares_also_where_visits_lack(monkeypatch, shape):
+    monkeypatch.setattr(fitting, "_TUNING", 1e6)
+    scale = np.random.default_rng(2).uniform(0.5, 2, shape[1])
+    monkeypatch.setattr(fitting, "_start", lambda x, seen: (*_start(x, seen)[:2], scale))
+    step_ms = with_gaps(*shape)
+    found = fit(step_ms)
+    columns, influence = least_squares(np.log(step_ms), scale)
+    assert found.log_ms - found.log_ms[0] == pytest.approx(columns - columns[0], abs=1e-8)
+    between = found.case_influence - found.case_influence[:, :1]
+    assert between == pytest.approx(influence - influence[:, :1], abs=1e-8)
+
+
+@pytest.mark.parametrize("shape", [(30, 200), (12, 14), (12, 13)])
+def test_many_columns_are_solved_as_by_the_dense_equations(shape):
+    rng = np.random.default_rng(1)
+    steep = rng.uniform(1e2, 1e6, shape[1])
+    local = np.where(np.isfinite(with_gaps(*shape)), steep, 0.0)
+    score = rng.standard_normal(shape)
+    dense = np.diag(local.sum(axis=0)) - local.T @ (local / local.sum(axis=1, keepdims=True))
+    dense = dense + np.mean(steep) * np.outer(np.ones(shape[1]), local.sum(axis=0) / steep.sum())
+    wanted = np.linalg.solve(dense, score.T).T
+    assert fitting._solve(local, steep, score) == pytest.approx(wanted, rel=1e-9, abs=1e-9 * wanted.std())
+
+
+def test_columns_are_connected_through_others():
+    step_ms = table(9, 6)
+    for first in range(5):  # each shares its last round with the next one's first
+        step_ms[[r for r in range(9) if r not in (first, first + 1)], first] = math.nan
+    step_ms[:8, 5] = math.nan
+    assert fit(step_ms).visits.tolist() == [2, 2, 2, 2, 2, 0]
