@@ -19,7 +19,7 @@ SAMPLES = ROOT / "results" / "samples"
 SEAMS = (
     "ddp_bench.bench.gate.sides.check_interpreter",
     "ddp_bench.bench.lab.network.require_support",
-    "ddp_bench.bench.run.begin.show_plan",
+    "ddp_bench.bench.run.dry_run.show_plan",
     "ddp_bench.bench.watch.launch.start",
 )
 """Where commands would start processes, become root, or, with a plan that is made, train for seconds."""

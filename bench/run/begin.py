@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 
 from ..common.cli import command, say
-from ..common.console import format_s
 from ..common.errors import UsageError
 from ..common.numbers import plural
-from ..common.text import listed, to_json, visible
+from ..common.text import listed
 from ..common.turns import interleaved_id
-from ..findings.wording import devices, samples_noun, workload_parts
 from ..machine.gpus import SHARES_GPUS, gpus
 from ..machine.launch import Launch, launched_command, parent_command
 from ..machine.manifest import Manifest
@@ -23,11 +20,9 @@ from ..plan.case import split_of, why_too_few
 from ..plan.resolve import with_device_defaults
 from ..plan.settings import NCCL_BACKENDS, ResolvedSettings, Settings
 from ..plan.sweep import Machine, Planned
-from ..results.case_result import CaseResult
 from ..worker import messages as m
 from ..worker.facts import Begun, Devices, Inspected, SeenGpus
 from .failures import LOOKER, START_LIMIT_S
-from .stop_rule import estimate_s
 from .workers import Workers
 
 
@@ -205,48 +200,6 @@ def _check(settings: ResolvedSettings, machine: Machine, first: Devices) -> None
             f"--share-gpus on: NCCL {'.'.join(map(str, nccl))} lets ranks share a GPU only where there is "
             "one; set CUDA_VISIBLE_DEVICES=0, or use a torch with NCCL 2.30"
         )
-
-
-def show_plan(workers: Workers, job: Job, *, as_json: bool = False) -> None:
-    """Print every case, why it is skipped, the order of the first round and the expected time.
-
-    As JSON, for a program: the cases to measure, the versions, and the seconds expected.
-    """
-    # Eager: a plan should not take the minutes of a compiler, nor need one.
-    eager = replace(job.plan[0].case, compile="off")
-    first = m.Probe(settings=job.settings, case=eager, num_outputs=job.inspected.num_outputs)
-    steps_ms = workers.value(0, first, "the probe of single", START_LIMIT_S)
-    runnable = [p for p in job.plan if p.skip_reason is None]
-    step_s, of_single = median(steps_ms) / 1000, job.plan[0].case
-    batch = of_single.global_batch
-    preparing_s, rounds_s = estimate_s(job.plan, step_s=step_s, single_batch=batch, settings=job.settings)
-    if as_json:
-        cases, versions = [p.case.case_id for p in runnable], job.inspected.versions
-        found = {"cases": cases, "versions": versions, "startup_s": preparing_s, "rounds_s": rounds_s}
-        print(to_json(found))
-        return
-    order = plan.round_order(len(runnable), seed=job.settings.seed, round_index=1)
-    place = {runnable[i].case.case_id: position + 1 for position, i in enumerate(order)}
-    width = max(len(p.case.case_id) for p in job.plan)
-    here = devices(job.machine.devices_per_node, job.machine.device_type)
-    as_planned = CaseResult.of(of_single.stored())
-    noun = samples_noun(as_planned)
-    trained = workload_parts(as_planned, job.settings.batch_size)
-    print(visible(f"{len(job.plan)} cases, {len(runnable)} to measure, on {here}; {', '.join(trained)}:"))
-    for p in job.plan:
-        what = f"skipped: {p.skip_reason}" if p.skip_reason else f"place {place[p.case.case_id]} in round 1"
-        more = ", oversubscribed" if p.oversubscribed and not p.skip_reason else ""
-        print(f"  {p.case.case_id:<{width}}  {p.case.global_batch:>5} {noun}/step  {what}{more}")
-    steps = plural(job.settings.steps_per_block(step_s), "step")
-    print(
-        f"Rounds in random order (seed {job.settings.seed}), {steps} per block; a step of "
-        f"single takes {step_s * 1000:.0f} ms here (probe of {len(steps_ms)} steps)."
-    )
-    limit = "" if job.settings.max_time is None else f", limit {format_s(job.settings.max_time)}"
-    print(
-        f"Expected time: about {format_s(preparing_s)} of start-up, to prove and warm up every case, and "
-        f"{format_s(rounds_s)} of rounds{limit}."
-    )
 
 
 def new_manifest(

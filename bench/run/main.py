@@ -194,9 +194,10 @@ def _main(options: dict[str, Any], arguments: list[str], there: Launch | None) -
         check_claimable(Path(settings.out))
     with interrupted_by_signals(), running_workers(settings) as workers:
         # Pandas and scipy take a second, in which the workers import torch.
-        from .begin import resolved_on, show_plan
+        from .begin import resolved_on
         from .close import How
         from .conductor import Conductor
+        from .dry_run import show_plan
 
         if how["dry_run"]:
             show_plan(workers, resolved_on(workers, settings), as_json=how["json"])

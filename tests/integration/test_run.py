@@ -186,6 +186,27 @@ def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("in_process")
+def test_dry_run_of_many_cases_prints_a_summary_and_lists_all_as_json(capsys):
+    caps = [str(cap) for cap in range(1, 61)]
+    arguments = [*SMALL, "--modes", "dp,ddp", "--gpus", "1,2", "--bucket-cap-mb", ",".join(caps), "--dry-run"]
+    assert main(arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("64 cases, 63 to measure")
+    named = [line.split()[0] for line in lines if line.startswith("  ")]
+    assert len(named) == 11
+    assert named[5] == "…"
+    assert "  … 54 more cases; --json lists all of them" in lines
+    assert "The cases vary --modes (dp, ddp), --gpus (1, 2), --bucket-cap-mb (1, 2, 3 and 57 more)." in lines
+    assert "1 case skipped: DataParallel on one device is the plain module; see single" in lines
+    assert lines[-1].startswith("Expected time: about")
+    assert main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["cases"]) == 63
+    assert [*found["skipped"].values()] == ["DataParallel on one device is the plain module; see single"]
+    assert {*named} - {"…"} < {*found["cases"], *found["skipped"]}
+
+
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(
     ("options", "said"),
     [

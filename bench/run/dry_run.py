@@ -1,0 +1,98 @@
+"""The plan of a run, printed instead of measured (`--dry-run`)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+from ..common.console import format_s
+from ..common.numbers import plural
+from ..common.text import listed, to_json, visible
+from ..findings.wording import devices, samples_noun, workload_parts
+from ..plan import sweep as plan
+from ..plan.settings import AXES, as_text
+from ..results.case_result import CaseResult
+from ..worker import messages as m
+from .begin import Job
+from .failures import START_LIMIT_S
+from .stop_rule import estimate_s
+from .workers import Workers
+
+MAX_ROWS, NUM_FIRST = 40, 5
+"""Of a plan with more cases only so many first and last ones are printed."""
+
+
+def show_plan(workers: Workers, job: Job, *, as_json: bool = False) -> None:
+    """Print every case, why it is skipped, the order of the first round and the expected time.
+
+    Of many cases the first and last, and what varies. As JSON, for a program: all cases to measure, those
+    skipped and why, the versions, and the seconds expected.
+    """
+    # Eager: a plan should not take the minutes of a compiler, nor need one.
+    eager = replace(job.plan[0].case, compile="off")
+    first = m.Probe(settings=job.settings, case=eager, num_outputs=job.inspected.num_outputs)
+    steps_ms = workers.value(0, first, "the probe of single", START_LIMIT_S)
+    runnable = [p for p in job.plan if p.skip_reason is None]
+    step_s, of_single = median(steps_ms) / 1000, job.plan[0].case
+    batch = of_single.global_batch
+    preparing_s, rounds_s = estimate_s(job.plan, step_s=step_s, single_batch=batch, settings=job.settings)
+    if as_json:
+        skipped = {p.case.case_id: p.skip_reason for p in job.plan if p.skip_reason is not None}
+        found = {
+            "cases": [p.case.case_id for p in runnable],
+            "skipped": skipped,
+            "versions": job.inspected.versions,
+            "startup_s": preparing_s,
+            "rounds_s": rounds_s,
+        }
+        print(to_json(found))
+        return
+    here = devices(job.machine.devices_per_node, job.machine.device_type)
+    as_planned = CaseResult.of(of_single.stored())
+    trained = workload_parts(as_planned, job.settings.batch_size)
+    print(visible(f"{len(job.plan)} cases, {len(runnable)} to measure, on {here}; {', '.join(trained)}:"))
+    rows = _rows(job, runnable, samples_noun(as_planned))
+    if len(rows) > MAX_ROWS:
+        rows[NUM_FIRST:-NUM_FIRST] = [f"  … {len(rows) - 2 * NUM_FIRST} more cases; --json lists all of them"]
+        rows += _summary(job)
+    print("\n".join(rows))
+    steps = plural(job.settings.steps_per_block(step_s), "step")
+    print(
+        f"Rounds in random order (seed {job.settings.seed}), {steps} per block; a step of "
+        f"single takes {step_s * 1000:.0f} ms here (probe of {len(steps_ms)} steps)."
+    )
+    limit = "" if job.settings.max_time is None else f", limit {format_s(job.settings.max_time)}"
+    print(
+        f"Expected time: about {format_s(preparing_s)} of start-up, to prove and warm up every case, and "
+        f"{format_s(rounds_s)} of rounds{limit}."
+    )
+
+
+def _rows(job: Job, runnable: Sequence[plan.Planned], noun: str) -> list[str]:
+    """Write a line for each case."""
+    order = plan.round_order(len(runnable), seed=job.settings.seed, round_index=1)
+    place = {runnable[i].case.case_id: position + 1 for position, i in enumerate(order)}
+    width = max(len(p.case.case_id) for p in job.plan)
+    rows = []
+    for p in job.plan:
+        what = f"skipped: {p.skip_reason}" if p.skip_reason else f"place {place[p.case.case_id]} in round 1"
+        more = ", oversubscribed" if p.oversubscribed and not p.skip_reason else ""
+        rows.append(f"  {p.case.case_id:<{width}}  {p.case.global_batch:>5} {noun}/step  {what}{more}")
+    return rows
+
+
+def _summary(job: Job) -> list[str]:
+    """Say which settings vary between the cases, and how many cases are skipped for each reason."""
+    settings: dict[str, Any] = job.settings.stored()
+    several = {name: settings[name] for name in ("modes", "gpus", "batch_size", *AXES)}
+    varied = [
+        f"--{name.replace('_', '-')} ({listed([*map(as_text, values)])})"
+        for name, values in several.items()
+        if isinstance(values, tuple) and len(values) > 1
+    ]
+    reasons = Counter(p.skip_reason for p in job.plan if p.skip_reason is not None)
+    skipped = [f"{plural(num, 'case')} skipped: {reason}" for reason, num in reasons.most_common()]
+    return [f"The cases vary {', '.join(varied)}.", *skipped]
