@@ -22,7 +22,7 @@ from ..machine.manifest import MANIFEST
 from ..plan.settings import options_of
 from .case_columns import FILES
 from .columns import PUBLIC_REASONS, Column
-from .disk import MOST_TABLE_BYTES, read_bytes
+from .disk import read_bytes
 from .tables import table_bytes
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SUFFIX = ".zip"
 
 MOST_UNPACKED_BYTES = 256 * 2**20
-"""Bytes of all members together: more is no archive of ours, or would fill the disk."""
+"""Bytes of all members together, packed or not: more is no archive of ours, or would fill the disk."""
 
 LEFT_OUT = "left out of the public file"
 """Stands for a reason: it may quote a traceback of the user's code."""
@@ -138,7 +138,7 @@ def opened(path: Path) -> Iterator[Path]:
 
 def unpacked(path: Path) -> dict[str, bytes]:
     """The members of an archive, by name."""
-    content = read_bytes(path, most_bytes=MOST_TABLE_BYTES, follow=True)
+    content = read_bytes(path, most_bytes=MOST_UNPACKED_BYTES, follow=True)
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as file:
             found = {info.filename: info for info in file.infolist()}

@@ -23,16 +23,18 @@ from ..common.errors import UsageError
 from ..common.scratch import scratch_folder
 
 MOST_JSON_BYTES = 8 * 2**20
-"""Bytes of a manifest or a line of a journal; thousands of ranks or cases take some MiB, parsed 20x that."""
+"""Bytes of a manifest or one line of a journal; thousands of ranks take some MiB, parsed 20 times that."""
 
 MOST_TRACE_BYTES = 2 * 2**30
 """Bytes of a trace, not packed; a few steps make some tens of MiB."""
 
 MOST_CSV_BYTES = 2**30
-"""Bytes of blocks.csv; 1,000 cases x 30 rounds x 64 ranks of ten steps take 400 MiB."""
+"""Bytes of a table with rows for each rank; 1,000 cases x 30 rounds x 64 ranks of ten steps take 400 MiB in
+blocks.csv, 9 cases x 1,024 ranks x 66 buckets 75 MiB in buckets.csv.
+"""
 
 MOST_TABLE_BYTES = 64 * 2**20
-"""A larger table is not held whole: in memory it takes several times its size."""
+"""Bytes of a table with a row for each case; 20,000 cases take 30 MiB."""
 
 MOST_LINE = 2**22
 """Characters of a line of a table; one of thousands of steps or parameters takes some 100,000."""

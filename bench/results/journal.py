@@ -27,8 +27,11 @@ from .disk import MOST_JSON_BYTES, append, open_regular, open_text
 
 JOURNAL = "journal.jsonl"
 
-MOST_JOURNAL_BYTES = 2**28
+MOST_JOURNAL_BYTES = 2**30
 """5,000 cases x 30 rounds x 4 phases take 60 MiB."""
+
+PLAN_CASES = 1000
+"""Cases in a line of the plan: some 1 MiB, of which a reader takes `MOST_JSON_BYTES`."""
 
 MOST_CUT_LINES = 100
 """Every crash may cut one line; nobody resumes a run that often."""
@@ -41,7 +44,7 @@ class _Event(Record, frozen=True, tag_field="event", tag=str.lower):
 
 
 class Plan(_Event, frozen=True):
-    """The first line."""
+    """The first lines: all cases, some in each."""
 
     cases: tuple[Planned, ...]
 
@@ -109,6 +112,7 @@ class Completion(StrEnum):
     TARGET = "precision target reached"
     NARROW = "every comparison is narrow enough for the margin"
     TIME = "time limit reached"
+    FULL = "blocks.csv has become as large as can be read"
     NO_CASE = "no case is left to measure"
 
 
@@ -139,7 +143,7 @@ class State:
         """Go on by one line. Raises ValueError for what no run writes."""
         match event:
             case Plan():
-                self.plan = list(event.cases)
+                self.plan += event.cases
             case Attempt():
                 self.attempts.append(event)
                 self.under_way, self.ended = None, ""

@@ -25,7 +25,7 @@ from .columns import ALLREDUCE, BY_PLAN, COMPARISONS, NOT_REACHED, records, type
 from .commands import resume_command
 from .comparisons import Comparison, compared, pairs_of
 from .disk import remove_unfinished
-from .journal import Curve, End, Event, Journal, Plan, Settled, UnderWay
+from .journal import PLAN_CASES, Curve, End, Event, Journal, Plan, Settled, UnderWay
 from .round_times import RoundTimes
 from .run_folder import RUN_FILES, RunWriter
 from .store import read_manifest
@@ -84,7 +84,8 @@ class Recorder:
     def begin(cls, plan: Sequence[Planned], writer: RunWriter) -> Recorder:
         """The record of a new run. Raises OSError where it cannot be written."""
         journal = Journal(writer.folder)
-        journal.write(Plan(cases=tuple(plan)), sync=True)
+        for first in range(0, len(plan), PLAN_CASES):
+            journal.write(Plan(cases=tuple(plan[first : first + PLAN_CASES])), sync=True)
         return cls(writer, journal)
 
     @classmethod

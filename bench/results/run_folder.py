@@ -126,6 +126,11 @@ class RunWriter:
             return os.path.samestat(os.lstat(self.folder / "blocks.csv"), os.fstat(self._blocks))
         return False
 
+    @property
+    def num_bytes(self) -> int:
+        """The size of blocks.csv, which grows with every round."""
+        return os.fstat(self._blocks).st_size
+
     def close(self) -> None:
         os.close(self._blocks)
 

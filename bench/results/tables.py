@@ -42,7 +42,9 @@ def read_table(path: Path, columns: tuple[Column, ...]) -> pd.DataFrame:
 
     Raises UsageError for a cell that the schema does not allow.
     """
-    return _frame(_rows(path, columns, most_bytes=MOST_TABLE_BYTES), path, columns)
+    by_rank = any(column.name == "rank" for column in columns)
+    most_bytes = MOST_CSV_BYTES if by_rank else MOST_TABLE_BYTES
+    return _frame(_rows(path, columns, most_bytes=most_bytes), path, columns)
 
 
 def load_blocks(path: Path, num_ranks: Mapping[str, int], *, grows: bool) -> pd.DataFrame:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ..common.cli import command, say
 from ..common.errors import UsageError
-from ..common.numbers import plural
+from ..common.numbers import MIB, mib, plural
 from ..common.text import listed
 from ..common.turns import interleaved_id
 from ..machine.gpus import SHARES_GPUS, gpus
@@ -16,13 +16,17 @@ from ..machine.launch import Launch, launched_command, parent_command
 from ..machine.manifest import Manifest
 from ..machine.provenance import describe_run
 from ..plan import sweep as plan
+from ..plan.buckets import cap_limits
 from ..plan.case import split_of, why_too_few
 from ..plan.resolve import with_device_defaults
 from ..plan.settings import NCCL_BACKENDS, ResolvedSettings, Settings
 from ..plan.sweep import Machine, Planned
+from ..results.disk import MOST_CSV_BYTES, MOST_TABLE_BYTES
+from ..stats.fit import MIN_ROUNDS
 from ..worker import messages as m
 from ..worker.facts import Begun, Devices, Inspected, SeenGpus
 from .failures import LOOKER, START_LIMIT_S
+from .schedule import INSTRUMENTED, passes_of
 from .workers import Workers
 
 
@@ -99,7 +103,39 @@ def job_of(
             raise UsageError(why)
     if settings.race and not any(p.case.communicates for p in planned):
         raise UsageError("a race is one of DDP's settings on 2 devices or more; give --modes ddp --gpus 2")
+    check_sizes(planned, settings, found.model.gradient_bytes or 0)
     return Job(settings=settings, machine=machine, plan=tuple(planned), inspected=found, seen=seen)
+
+
+CASE_BYTES, ROW_BYTES, STEP_BYTES, BUCKET_BYTES = 2000, 80, 6, 200
+"""Sizes of a row of cases.csv, a row of blocks.csv and each step in it, and a row of buckets.csv; rough."""
+
+
+def check_sizes(planned: Sequence[Planned], settings: ResolvedSettings, gradient_bytes: int) -> None:
+    """Raise UsageError where a table would become larger than can be read again.
+
+    Without `--rounds` as many rounds count as an interval takes: the stop rule ends such a run in time.
+    """
+    run = [p.case for p in planned if p.skip_reason is None]
+    num_blocks = sum(
+        case.num_ranks * (1 + len({*passes_of(case, settings)} - {*INSTRUMENTED})) for case in run
+    )
+    num_buckets = sum(
+        case.num_ranks * (1 + gradient_bytes // max(cap_limits(case.bucket_cap_mb)[-1], MIB))
+        for case in run
+        if case.communicates and "anatomy" in passes_of(case, settings)
+    )
+    row_bytes = (ROW_BYTES + STEP_BYTES * settings.steps) * (settings.rounds or MIN_ROUNDS)
+    for name, size, most, fewer in (
+        ("cases.csv", CASE_BYTES * len(planned), MOST_TABLE_BYTES, "cases"),
+        ("blocks.csv", row_bytes * num_blocks, MOST_CSV_BYTES, "rounds, ranks or cases"),
+        ("buckets.csv", BUCKET_BYTES * num_buckets, MOST_CSV_BYTES, "ranks or cases"),
+    ):
+        if size > most:
+            raise UsageError(
+                f"{name} of {plural(len(run), 'case')} would take about {mib(size)}, and at most {mib(most)} "
+                f"can be read again; measure fewer {fewer} in a run"
+            )
 
 
 def _machine(devices: Sequence[Devices], launched: Launch | None, seen: Sequence[SeenGpus]) -> Machine:

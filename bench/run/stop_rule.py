@@ -9,6 +9,7 @@ from ..common.console import format_s
 from ..plan.settings import ResolvedSettings
 from ..plan.sweep import Planned
 from ..results.comparisons import Comparison
+from ..results.disk import MOST_CSV_BYTES
 from ..results.journal import Completion
 from ..results.recorder import Recorder
 from ..results.round_times import ByRound
@@ -93,6 +94,10 @@ def resting_cases(comparisons: Sequence[Comparison], half_widths: Mapping[str, f
     return frozenset((compared - wide) | alone)
 
 
+MAX_SHARE = 0.9
+"""Of the blocks that can be read again: traces may come after the last round."""
+
+
 class StopRule:
     """Decides when a run has measured enough."""
 
@@ -118,6 +123,8 @@ class StopRule:
                 return Completion.TARGET
         elif is_look(num_rounds) and self._is_narrow():
             return Completion.NARROW
+        if self._recorder.writer.num_bytes * (num_rounds + 1) > MAX_SHARE * MOST_CSV_BYTES * num_rounds:
+            return Completion.FULL  # after a round more it might not be read again
         return Completion.TIME if self.out_of_time() else ""
 
     def _is_narrow(self) -> bool:

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import made
+import numpy as np
+import pandas as pd
 import pytest
 from commands import ROOT
 
@@ -27,9 +29,12 @@ from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.case_result import CaseResult
 from ddp_bench.bench.results.columns import ALLREDUCE, BLOCKS, BUCKETS, COMPARISONS, typed_frame
 from ddp_bench.bench.results.comparisons import compared, pairs_of
+from ddp_bench.bench.results.journal import JOURNAL, read
+from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.results.round_times import RoundTimes
-from ddp_bench.bench.results.store import RunData
+from ddp_bench.bench.results.store import RunData, load_run
 from ddp_bench.bench.results.tables import read_blocks
+from ddp_bench.bench.stats.fit import fit
 
 NUM_STEPS = 3
 
@@ -169,6 +174,80 @@ def test_5000_cases_of_64_ranks_in_30_rounds(benchmark, tmp_path):
     benchmark.extra_info |= found
     assert found["blocks"] > 9_500_000
     assert found["peak_mib"] < 1024
+
+
+def fitted(num_cases, num_rounds):
+    """Processor time and memory of a fit of three phases, a fifth not visited, and of intervals."""
+    rng = np.random.default_rng(0)
+    shape = num_rounds, 3 * num_cases
+    log_ms = 4 + rng.random(shape[1]) + 0.02 * rng.standard_normal((num_rounds, 1))
+    log_ms = log_ms + 0.03 * rng.standard_normal(shape)
+    log_ms[rng.random(shape) < 0.2] = np.nan
+    begun_s = time.process_time()
+    found = fit(np.exp(log_ms))
+    fit_s = time.process_time() - begun_s
+    for column in range(3, shape[1], 3):
+        found.estimate(lambda at: at[0] - at[1], column, 0)
+    intervals_s = time.process_time() - begun_s - fit_s
+    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"fit_s": fit_s, "intervals_s": intervals_s, "peak_mib": peak_mib}
+
+
+def reread(folder, num_caps, num_ranks, num_buckets):
+    """Processor time to begin a run of 48 cases a cap, and to load it with the buckets of nine of them."""
+    os.fsync = lambda _descriptor: None
+    writer, begun_s = made.new_run(Path(folder)), time.process_time()
+    writer.write_manifest(Manifest())
+    planned = plan(num_caps, 2)
+    Recorder.begin(planned, writer)
+    begin_s = time.process_time() - begun_s
+    ends = {
+        f"{name}_ms{end}": 12.3456
+        for name in ("ready", "launch", "start", "done")
+        for end in ("", "_low", "_high")
+    }
+    bucket = {"case_id": planned[-1].case.case_id, "bytes": 2**20, "num_params": 3, **ends}
+    rows = typed_frame([bucket | {"bucket": index} for index in range(num_buckets)], BUCKETS)
+    every = pd.concat([rows.assign(rank=rank) for rank in range(num_ranks)] * 9)
+    writer.replace("buckets.csv", every)
+    begun_s = time.process_time()
+    run = load_run(Path(folder))
+    load_s = time.process_time() - begun_s
+    assert read(Path(folder)).plan == planned
+    assert (len(run.cases), len(run.buckets)) == (48 * num_caps + 1, len(every))
+    mb = {name: (Path(folder) / name).stat().st_size / 1e6 for name in ("cases.csv", "buckets.csv", JOURNAL)}
+    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"begin_s": begin_s, "load_s": load_s, "peak_mib": peak_mib, **mb}
+
+
+def alone(call):
+    """What a call of a function of this file returns, in a process of its own."""
+    here = Path(__file__).parent
+    code = f"import json, test_scale; print(json.dumps(test_scale.{call}))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": f"{here}:{ROOT / 'tests'}:{ROOT}", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(("num_cases", "num_rounds"), [(500, 30), (2000, 30), (5000, 30), (5000, 400)])
+def test_fit_of_many_cases(benchmark, num_cases, num_rounds):
+    found = benchmark.pedantic(lambda: alone(f"fitted({num_cases}, {num_rounds})"), rounds=1)
+    print(f"fit of {num_cases} cases in {num_rounds} rounds: {found}")
+    benchmark.extra_info |= found
+    assert found["peak_mib"] < 1024
+
+
+@pytest.mark.timeout(1200)
+def test_20000_cases_and_buckets_of_1024_ranks_are_read_again(benchmark, tmp_path):
+    found = benchmark.pedantic(lambda: alone(f"reread({str(tmp_path / 'run')!r}, 417, 1024, 66)"), rounds=1)
+    print(f"20,017 cases, 608,256 buckets: {found}")
+    benchmark.extra_info |= found
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def run_of(log_ms):
     pairs = [(name, names[0]) for name in names[1:]]
     step_ms = {(name, "timed"): {} for name in names}
     settings = with_device_defaults(Settings(margin=MARGIN), device_type="cpu", num_local_devices=2)
-    recorder = SimpleNamespace(comparisons=[])
+    recorder = SimpleNamespace(comparisons=[], writer=SimpleNamespace(num_bytes=0))
     rule = StopRule(settings, recorder, lambda: 0.0)
     resting = frozenset()
     for r, row in enumerate(log_ms, 1):

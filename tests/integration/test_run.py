@@ -207,6 +207,19 @@ def test_dry_run_of_many_cases_prints_a_summary_and_lists_all_as_json(capsys):
 
 
 @pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_more_rounds_than_can_be_read_again_are_refused_before_anything_is_measured(tmp_path, capsys, more):
+    out = tmp_path / "run"
+    asked = [*SMALL, "--modes", "ddp", "--gpus", "2", "--rounds", "10000000", "--out", str(out)]
+    assert main([*asked, *more]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert "blocks.csv of " in said[0]
+    assert said[0].endswith("measure fewer rounds, ranks or cases in a run")
+    assert not out.exists()
+
+
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(
     ("options", "said"),
     [

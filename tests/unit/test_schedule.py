@@ -252,13 +252,14 @@ class FakeRecorder(SimpleNamespace):
 
     comparisons: list[Comparison]
     width: float = math.nan
+    writer: SimpleNamespace
 
     def half_width(self):
         return self.width
 
 
-def rule(*by, width=math.nan, elapsed_s=0.0, **settings):
-    recorder = FakeRecorder(comparisons=list(by), width=width)
+def rule(*by, width=math.nan, elapsed_s=0.0, num_bytes=0, **settings):
+    recorder = FakeRecorder(comparisons=list(by), width=width, writer=SimpleNamespace(num_bytes=num_bytes))
     return StopRule(resolved(**settings), recorder, lambda: elapsed_s)
 
 
@@ -286,6 +287,8 @@ NARROW_ONE, WIDE_ONE = comparison("a", "b", NARROW), comparison("c", "b", WIDE)
         ([WIDE_ONE], {"elapsed_s": 59.9, "max_time": 60}, NEVER),
         # Fixed rounds are neither cut short nor exceeded.
         ([NARROW_ONE], {"rounds": 15}, {Completion.ROUNDS: [*range(15, 45)]}),
+        # Before blocks.csv is too large to be read: 1 GiB, with a tenth for what comes last.
+        ([WIDE_ONE], {"num_bytes": 0.86 * 2**30}, {Completion.FULL: [*range(1, 22)]}),
         # A precision target is of every rate, after five rounds; the comparisons are not asked.
         (
             [WIDE_ONE],
