@@ -71,8 +71,8 @@ def _describe(one: WatchedSetting) -> tuple[str, str]:
             f"no_sync() around forward and backward of every micro-step but the last{at}",
         ),
         "unused": (
-            "the search for unused parameters, of which there are none (at least: DDP also all-reduces which were "
-            "used)",
+            "the search for unused parameters, of which there are none (at least: an all-reduce of which were "
+            "used comes on top)",
             _argument(one, "find_unused_parameters", "False", "ddp_"),
         ),
         "buffers": (

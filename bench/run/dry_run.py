@@ -22,7 +22,7 @@ from .stop_rule import estimate_s
 from .workers import Workers
 
 MAX_ROWS, NUM_FIRST = 40, 5
-"""Of a plan with more cases only so many first and last ones are printed."""
+"""Cases above which a plan prints only the first and last ones, and how many of each."""
 
 
 def show_plan(workers: Workers, job: Job, *, as_json: bool = False) -> None:

@@ -95,7 +95,7 @@ def resting_cases(comparisons: Sequence[Comparison], half_widths: Mapping[str, f
 
 
 MAX_SHARE = 0.9
-"""Of the blocks that can be read again: traces may come after the last round."""
+"""Share of the blocks that can be read again: traces may come after the last round."""
 
 
 class StopRule:
