@@ -71,7 +71,7 @@ def _describe(one: WatchedSetting) -> tuple[str, str]:
             f"no_sync() around forward and backward of every micro-step but the last{at}",
         ),
         "unused": (
-            "the search for unused parameters, of which there are none (at least: an all-reduce of which were "
+            "the search for unused parameters, of which there are none (at least: an all-reduce of what was "
             "used comes on top)",
             _argument(one, "find_unused_parameters", "False", "ddp_"),
         ),
