@@ -19,6 +19,7 @@ import psutil
 
 from ..common.cli import version_of
 from ..common.errors import UsageError
+from ..common.process import host_name
 from ..common.turns import COMPARED_ENV
 from .manifest import Cgroup, FirstHost, Limit
 
@@ -261,18 +262,25 @@ def _memory_limit(folder: Path) -> float | None:
     return math.inf if value is not None and value >= NO_LIMIT_BYTES else value
 
 
-MIN_OPEN_FILES = 128
-"""Descriptors that a run on two devices needs: connections of ranks, pipes, libraries as they are loaded."""
+OPEN_FILES = 128
+"""Descriptors that a process needs beside its connections to ranks: pipes, libraries as they are loaded."""
 
 
-def raise_open_file_limit() -> None:
-    """Raise this process's limit of open files as far as it may. Raises UsageError where that is too low."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    if resource.RLIM_INFINITY != hard < MIN_OPEN_FILES:
+def raise_open_file_limit(num_connections: int) -> None:
+    """Raise this process's limit of open files as far as it may.
+
+    Raises UsageError where that is too few for so many connections to ranks.
+    """
+    needed = OPEN_FILES + num_connections
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for limit in (max(soft, needed), hard):  # macOS takes no soft limit without end
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY != allowed < needed:
         raise UsageError(
-            f"this shell allows {hard} open files, a run needs {MIN_OPEN_FILES}; raise it with ulimit -n 1024"
+            f"{host_name()} allows {allowed} open files, this run needs {needed} in each process; allow more "
+            f"in the shell that starts it there: sudo prlimit --pid $$ --nofile={2 * needed}"
         )
 
 

@@ -241,6 +241,7 @@ class Meeting:
         family = socket.AF_INET6 if both else socket.AF_INET
         interface = m.LOOPBACK if one_host else ""
         self._listener = socket.create_server((interface, 0), family=family, dualstack_ipv6=both)
+        self._listener.listen(4096)  # all ranks may come at once; the kernel may let fewer wait
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._silent: dict[socket.socket, tuple[bytearray, float]] = {}

@@ -94,6 +94,7 @@ class Workers:
     def grow(self, num_ranks: int) -> None:
         """Start workers until there are so many; a launcher has started its own."""
         if self.launched is None:
+            raise_open_file_limit(num_ranks)
             self._start(range(len(self), num_ranks))
 
     def _start(self, ranks: Sequence[int]) -> None:
@@ -289,8 +290,8 @@ class Workers:
 @contextlib.contextmanager
 def running_workers(settings: Settings) -> Iterator[Workers]:
     """Workers for a run of these settings, none of them started; at the end all are gone."""
-    raise_open_file_limit()
     there = launch(os.environ)
+    raise_open_file_limit(there.world_size if there else 0)
     variables = {} if there else worker_variables(expected_device(settings))
     remove_abandoned()  # by commands that were killed before; at the end by workers that are killed here
     processes = Processes(variables, modules_for(settings))

@@ -153,6 +153,15 @@ class Begin(Command[Begun], frozen=True):
     seen: tuple[SeenGpus, ...] = ()
     """GPUs that a launcher's ranks see."""
 
+    @property
+    def num_connections(self) -> int:
+        """Connections of a rank: in the group of all ranks, on the first to the store, and in cases' groups.
+
+        Gloo connects every two ranks of a group.
+        """
+        groups = {(case.num_ranks, case.backend) for case in self.cases if case.backend == "gloo"}
+        return 2 * self.world_size + sum(num_ranks for num_ranks, _ in groups)
+
 
 class Wait(Command[None], frozen=True):
     """Take no part in what the other ranks begin, but wait for its beginning."""

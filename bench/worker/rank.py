@@ -25,7 +25,7 @@ from ...models.step import float32_precision, has_fused_optimizer, takes_images
 from ...models.workload import Workload
 from ..common.errors import RAISED_BY_USERS, UsageError, UserCodeError
 from ..common.tracebacks import formatted, place_of
-from ..machine.host import oom_kills, versions
+from ..machine.host import oom_kills, raise_open_file_limit, versions
 from ..machine.load import read_load
 from ..machine.provenance import workload_code
 from ..measure.calibration import trainable
@@ -174,6 +174,7 @@ class Rank:
         settings = asked.settings
         workload = self._loaded(settings, asked.num_outputs)
         if not dist.is_initialized():
+            raise_open_file_limit(asked.num_connections)
             self.place, self._bound_cores = take_place(asked, self.number, self._local_rank)
             self.store = meet(asked, self.number, self.store)
             self._control = dist.group.WORLD

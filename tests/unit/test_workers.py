@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 import psutil
@@ -19,6 +20,7 @@ from commands import eventually, listening
 from made import torchrun
 
 from ddp_bench.bench.common.errors import ExitCode, UsageError
+from ddp_bench.bench.plan.settings import Settings
 from ddp_bench.bench.results.block_times import BlockTimes
 from ddp_bench.bench.run import processes
 from ddp_bench.bench.run import workers as module
@@ -383,19 +385,71 @@ def test_a_conductor_that_is_killed_while_torch_is_imported_leaves_nothing(tmp_p
 
 FEW_FILES = """
 import resource, sys
-resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[1])))
 from ddp_bench.bench.run.main import main
 sys.exit(main(["--modes", "ddp", "--gpus", "2", "--device", "cpu", "--quiet"]))
 """
 
 
-def test_a_shell_that_allows_few_open_files_is_said_at_once(tmp_path):
+@pytest.mark.parametrize(
+    ("allowed", "num_launched", "needed"),
+    [(32, None, 128), (131, None, 134), (1024, 1024, 1152)],
+    ids=["conductor", "groups of two ranks", "1,024 ranks"],
+)
+def test_a_shell_that_allows_few_open_files_is_said_at_once(allowed, num_launched, needed, tmp_path):
+    own = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": num_launched, "LOCAL_WORLD_SIZE": 8}
+    own |= {"MASTER_ADDR": m.LOOPBACK, "MASTER_PORT": 29500}
+    launcher = {name: str(value) for name, value in own.items()} if num_launched else {}
     done = subprocess.run(
-        [sys.executable, "-c", FEW_FILES], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-c", FEW_FILES, str(allowed)],
+        cwd=tmp_path,
+        env={**os.environ, "BENCH_HOST": "here", **launcher},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert "this shell allows 32 open files, a run needs 128" in done.stderr
+    assert f"here allows {allowed} open files, this run needs {needed} in each process; allow" in done.stderr
+    assert done.stderr.endswith(f": sudo prlimit --pid $$ --nofile={2 * needed}\n")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_so_many_ranks_are_not_started_as_a_process_cannot_connect_to(started):
+    with pytest.raises(UsageError, match=" this run needs 1000000128 in each process"):
+        started(well).grow(10**9)
+
+
+def test_1024_ranks_meet_that_come_at_once_where_the_soft_limit_is_as_many(monkeypatch):
+    num_ranks, (soft, hard) = 1024, resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY != hard < 3 * num_ranks:
+        pytest.skip(f"this machine allows {hard} open files")
+    most_waiting = Path("/proc/sys/net/core/somaxconn")
+    if not most_waiting.exists() or int(most_waiting.read_text()) < num_ranks:
+        pytest.skip("this machine may let fewer connections wait")
+    there, fake, ranks = torchrun(num_ranks), FakeProcesses(well), []
+
+    def all_come(address):
+        """Connect the other ranks while the conductor accepts none: it waits for the first rank's answer."""
+        _, port, token = address.split()
+        for rank in range(1, num_ranks):
+            ranks.append(socket.create_connection((m.LOOPBACK, int(port)), timeout=LIMIT_S))
+            ranks[-1].sendall(m.encode(hello(rank, token=token)))
+
+    fake.opened = all_come
+    monkeypatch.setattr(module, "Processes", lambda *_: fake)
+    monkeypatch.setattr(module, "launch", lambda _: there)
+    monkeypatch.setattr(module, "MEETING_S", LIMIT_S)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (num_ranks, hard))
+    try:
+        with module.running_workers(Settings()) as workers:
+            workers.open()
+            assert len(workers) == num_ranks
+            for connection in ranks:
+                assert m.decode(connection.recv(2**10).rstrip(), m.AnyCommand) == m.Tell()
+    finally:
+        for connection in ranks:
+            connection.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_the_conductor_sleeps_while_a_block_runs(started):
