@@ -1,15 +1,17 @@
 """Messages between the ranks of a case in a proof.
 
 Ranks speak point to point and on the host: so nothing of what is proved, no collective and no device, carries
-what it is compared with.
+what it is compared with. A rank speaks to three others at most of the first rank's binary tree, so its memory
+and traffic do not grow with the number of ranks.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -77,19 +79,16 @@ class Peers:
 
     def all_largest(self, *values: float) -> list[float]:
         """The same of several values, each by itself."""
-        found = torch.tensor(values, dtype=torch.float64)
-        for other in self._on_first(found):
-            found = torch.maximum(found, other)
+        found = self._combined(torch.tensor(values, dtype=torch.float64), torch.maximum)
         largest: list[float] = self.given(found).tolist()
         return largest
 
     def worst(self, value: float, name: str) -> tuple[float, str]:
         """The largest of all ranks' values, NaN before all others, with the name that its rank gives it."""
         content = name.encode()[:MAX_NAME_BYTES].ljust(MAX_NAME_BYTES)
-        found = torch.tensor([value, *content], dtype=torch.float64)
-        for other in self._on_first(found):
-            found = max(found, other, key=lambda one: (math.isnan(one[0]), float(one[0])))
-        largest, *content_of_worst = self.given(found).tolist()
+        own = torch.tensor([value, *content], dtype=torch.float64)
+        larger = partial(max, key=lambda one: (math.isnan(one[0]), float(one[0])))
+        largest, *content_of_worst = self.given(self._combined(own, larger)).tolist()
         return largest, bytes(map(int, content_of_worst)).decode(errors="ignore").strip()
 
     def mean(self, own: Weights, *, measures: bool = False) -> tuple[Weights, Weights]:
@@ -98,22 +97,22 @@ class Peers:
         for name, one in own.items():
             # What goes to another rank goes by the host, in float32 at least.
             sent = one if self.number == 1 else fine(_sendable(one))
-            parts = [*self._on_first(sent)] or [sent]
-            assert self.rank or len(parts) == self.number  # each rank's part is in it
-            means[name] = self.given(sum(parts[1:], parts[0]) / self.number)
-            if measures:
-                sizes[name] = self.given(torch.stack([norm_of(part).cpu() for part in parts]).amax())
+            means[name] = self._combined(sent, torch.add) / self.number
+        for one in means.values():  # by now later ones are under way
+            self.given(one)
+        if measures and own:
+            norms = torch.stack([norm_of(one).cpu() for one in own.values()])
+            sizes = dict(zip(own, self.given(self._combined(norms, torch.maximum)), strict=True))
         return means, sizes
 
     def given(self, value: Tensor, root: int = 0) -> Tensor:
         """Return rank `root`'s tensor, of the same shape and type on all; it is written into theirs."""
+        above, below = self._tree(root)
         with waiting_for("the other ranks"):
-            if self.rank == root:
-                for other in range(self.number):
-                    if other != root:
-                        dist.send(value, other, group=self.group)
-            else:
-                dist.recv(value, root, group=self.group)
+            for other in above:
+                dist.recv(value, other, group=self.group)
+            for other in below:
+                dist.send(value, other, group=self.group)
         return value
 
     def all_given(self, named: Weights, root: int = 0) -> Weights:
@@ -134,17 +133,25 @@ class Peers:
                     sent.wait()
         return found
 
-    def _on_first(self, own: Tensor) -> Iterator[Tensor]:
-        """Yield on the first rank what each has, its own first; elsewhere send it and yield nothing."""
-        if self.rank:
-            dist.send(own, 0, group=self.group)
-            return
-        yield own
-        for other in range(1, self.number):
-            found = torch.empty_like(own)
-            with waiting_for("the other ranks"):
-                dist.recv(found, other, group=self.group)
-            yield found
+    def _combined(self, found: Tensor, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Combine what ranks have found: all on the first one, elsewhere this rank and those below it."""
+        above, below = self._tree()
+        with waiting_for("the other ranks"):
+            for other in below:
+                received = torch.empty_like(found)
+                dist.recv(received, other, group=self.group)
+                found = combine(found, received)
+            for other in above:
+                dist.send(found, other, group=self.group)
+        return found
+
+    def _tree(self, root: int = 0) -> tuple[list[int], list[int]]:
+        """The rank above this one in a binary tree, none of `root`, and the two or fewer below it."""
+        place = (self.rank - root) % self.number
+        above = [(place - 1) // 2] if place else []
+        below = [one for one in (2 * place + 1, 2 * place + 2) if one < self.number]
+        above, below = ([(one + root) % self.number for one in some] for some in (above, below))
+        return above, below
 
 
 class _ToldError(Exception):

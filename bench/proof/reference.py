@@ -1,7 +1,7 @@
 """Computes and trains the plain module, eagerly, on what a case trains on: the proofs compare with it.
 
 Each rank computes the part of the next one, on one device and by nothing but the workload's own functions;
-the first rank adds up what all have found.
+ranks add up what all have found.
 """
 
 from __future__ import annotations

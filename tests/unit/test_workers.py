@@ -407,6 +407,7 @@ def test_a_shell_that_allows_few_open_files_is_said_at_once(allowed, num_launche
         capture_output=True,
         text=True,
         check=False,
+        timeout=4 * LIMIT_S,
     )
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert f"here allows {allowed} open files, this run needs {needed} in each process; allow" in done.stderr
