@@ -16,6 +16,7 @@ from ..bench.results.disk import read_bytes, reason, replace_file
 from ..bench.results.published import scalings_of
 from ..bench.results.run_folder import write_output
 from ..bench.results.store import RunData, load_run
+from ..bench.results.tables import table_bytes
 from .page import Files, page
 from .watched import watched_page
 
@@ -77,9 +78,9 @@ def page_of(
     with opened(run.path) as folder:
         # What an archive is unpacked to is gone when somebody reads the page.
         files = Files.of(folder, None if is_archive(run.path) else page_folder)
-        cases = folder / "cases.csv"
-        if cases.stat().st_size <= _MOST_DATA_BYTES:
-            files = replace(files, data=data_link(cases.name, cases.read_bytes()))
+        cases = table_bytes(run.cases) if run.from_log else (folder / "cases.csv").read_bytes()
+        if len(cases) <= _MOST_DATA_BYTES:
+            files = replace(files, data=data_link("cases.csv", cases))
     if run.manifest.watched is not None:
         if predictions is not None:
             raise UsageError(f"{run.path} is a watched training: no prediction is made of one; leave it out")

@@ -15,24 +15,20 @@ import pandas as pd
 from ..common.cli import command, say
 from ..common.errors import UsageError
 from ..common.process import uninterrupted
-from ..plan.settings import IMAGES, OWN_PRECISIONS
 from ..plan.sweep import Planned, plan_hash
 from ..stats.fit import FITTED
-from .aggregate import Outcome, allreduce_rows, bucket_rows, case_rows, identity, rate_half_widths
+from .aggregate import allreduce_rows, rate_half_widths
 from .block_times import block_rows, values_of
-from .case_result import CaseResult
-from .columns import ALLREDUCE, BY_PLAN, COMPARISONS, NOT_REACHED, records, typed_frame
+from .columns import ALLREDUCE, typed_frame
 from .commands import resume_command
-from .comparisons import Comparison, compared, pairs_of
+from .comparisons import Comparison
 from .disk import remove_unfinished
 from .journal import PLAN_CASES, Curve, End, Event, Journal, Plan, Settled, UnderWay
+from .log_tables import LogTables, done_curves
 from .round_times import RoundTimes
 from .run_folder import RUN_FILES, RunWriter
 from .store import read_manifest
-from .tables import read_blocks, read_table, readable, repair_blocks
-
-NOT_REACHED_REASON = "not measured: the run ended before this case's first block"
-"""Reason of a case that is shown as skipped because its turn never came."""
+from .tables import read_blocks, readable, repair_blocks
 
 Block = tuple[str, str, int]
 """A block: case id, phase, round."""
@@ -50,8 +46,6 @@ class Recorder:
         self.writer = writer
         self.times = RoundTimes()
         """All blocks so far."""
-        self._plan = journal.state.plan
-        self._units_per_step = {p.case.case_id: p.case.units_per_step for p in self._plan}
         self._has_lost_journal = False
         self.timed_s = 0.0
         self._rounds_of: dict[int, tuple[float, float]] = {}
@@ -60,25 +54,13 @@ class Recorder:
         """End of the last block, in seconds since the run began."""
         self.manifest = read_manifest(self.folder)
         """The manifest as it is on disk."""
-        self._run = {
-            "run_id": self.manifest.run_id,
-            "started_at": self.manifest.created_utc,
-            "torch_version": self.manifest.versions.get("torch"),
-        }
-        """Values of the run itself in cases.csv."""
-        own = OWN_PRECISIONS.get(self.manifest.model.dtype or "")
-        if own and self.manifest.settings.precision in ("fp32", "tf32"):
-            self._run["precision"] = own
         blocks = self.folder / "blocks.csv"
         with readable(blocks):
             for rows in read_blocks(blocks):
                 self._take([*map(values_of, rows)])
-        curves = records(read_table(self.folder / "allreduce.csv", ALLREDUCE))
-        self._curves = [row for row in curves if (row["num_devices"], row["backend"]) in journal.state.curves]
+        self._curves = done_curves(self.folder, journal.state)
         """The rows of allreduce.csv."""
-        self.comparisons: list[Comparison] = []
-        """Comparisons of the cases as last written."""
-        self.cases = self.write()
+        self.refresh()
 
     @classmethod
     def begin(cls, plan: Sequence[Planned], writer: RunWriter) -> Recorder:
@@ -104,7 +86,9 @@ class Recorder:
             writer = RunWriter(folder)
         except OSError as error:
             raise UsageError(f"{folder} cannot be opened: {error.strerror}; free or restore it") from None
-        return cls(writer, journal)
+        recorder = cls(writer, journal)
+        recorder.write()
+        return recorder
 
     @property
     def launch(self) -> int:
@@ -186,38 +170,30 @@ class Recorder:
             self.journal.write(Curve(num_ranks=num_ranks, backend=backend), sync=True)
 
     def pairs(self) -> list[tuple[str, str]]:
-        """The pairs to compare; a case whose bucket layout another has stands for nothing."""
-        settled = self.journal.state.settled
-        skipped = {index for index, known in settled.items() if known.status == "skipped"}
-        plan = [p for index, p in enumerate(self._plan) if p.skip_reason is None and index not in skipped]
-        return pairs_of(CaseResult.of(identity(Outcome(p))) for p in plan)
+        """The pairs to compare."""
+        return self._tables.pairs()
+
+    @property
+    def cases(self) -> pd.DataFrame:
+        """The table of cases, as last refreshed."""
+        return self._tables.cases
+
+    @property
+    def comparisons(self) -> list[Comparison]:
+        """What the run answers, as last refreshed."""
+        return self._tables.comparisons
+
+    def refresh(self) -> None:
+        """Have `cases` and `comparisons` made anew when they are asked for next; nothing is written."""
+        self._tables = LogTables(self.manifest, self.journal.state, self.times)
 
     def write(self) -> pd.DataFrame:
-        """Bring cases.csv, comparisons.csv and buckets.csv up to date; the frame of cases."""
-        measured = self.times.step_ms("timed").keys()
-        state = self.journal.state
-        shown = []
-        for index, planned in enumerate(self._plan):
-            known = state.settled.get(index) or Settled(index=index, status="ok")
-            if planned.skip_reason:
-                by_plan = {"reason_code": BY_PLAN}
-                shown.append(Outcome(planned, "skipped", planned.skip_reason, by_plan))
-            elif known.status == "ok" and planned.case.case_id not in measured:
-                not_reached = {**known.facts, "reason_code": NOT_REACHED}
-                shown.append(Outcome(planned, "skipped", NOT_REACHED_REASON, not_reached))
-            else:
-                shown.append(Outcome(planned, known.status, known.reason, known.facts))
-        typical = self.times.fitted()
-        units, margin = self._units_per_step, self.manifest.margin
-        self.comparisons = compared(self.pairs(), typical, units=units, margin=margin)
-        self.cases = case_rows(shown, self.times, self.comparisons, run=self._run, typical=typical)
-        unit = next((p.case.unit for p in self._plan), IMAGES)
-        comparisons = typed_frame((one.row(unit) for one in self.comparisons), COMPARISONS)
+        """Write all tables, made anew; the one of cases. Between rounds the log has all that they hold."""
+        self.refresh()
+        tables = {**self._tables.files(), "allreduce.csv": typed_frame(self._curves, ALLREDUCE)}
         with self._writing():
-            self.writer.replace("cases.csv", self.cases)
-            self.writer.replace("comparisons.csv", comparisons)
-            self.writer.replace("buckets.csv", bucket_rows(state.layouts, self.times))
-            self.writer.replace("allreduce.csv", typed_frame(self._curves, ALLREDUCE))
+            for name, rows in tables.items():
+                self.writer.replace(name, rows)
         return self.cases
 
     def tell(self, **facts: Any) -> None:
@@ -254,6 +230,6 @@ class Recorder:
             raise UsageError(f"{self.folder} {why}") from None
 
     def half_width(self) -> float:
-        """The widest throughput interval as last written, a fraction; NaN where one is unknown."""
+        """The widest throughput interval as last refreshed, a fraction; NaN where one is unknown."""
         widths = rate_half_widths(self.cases, with_single=True).values()
         return math.nan if any(map(math.isnan, widths)) else max(widths, default=math.nan)

@@ -58,7 +58,8 @@ def default_folder(*, host: str, name: str) -> Path:
 def check_claimable(folder: Path, *, option: str = "--out") -> None:
     """Raise UsageError if `folder`, of `option`, holds anything or cannot be written; leaves no trace."""
     for parent in folder.absolute().parents:
-        if (parent / MANIFEST).is_file() and (parent / "cases.csv").is_file():
+        is_run = any((parent / name).is_file() for name in (JOURNAL, "cases.csv"))
+        if is_run and (parent / MANIFEST).is_file():
             raise UsageError(f"{option} {folder} is inside the results of {parent}; name a folder elsewhere")
     with writable(f"{option} {folder}"):
         if folder.exists() and any(folder.iterdir()):

@@ -16,17 +16,19 @@ from ..machine.conditions import machine_kind
 from ..machine.manifest import MANIFEST, Manifest, manifest_of
 from ..plan.case import STAND_IN
 from ..plan.modes import RANK_PER_DEVICE
+from ..plan.sweep import plan_hash
 from ..stats.fit import Typical
 from .archive import opened
 from .case_columns import FILES
 from .case_result import CaseResult, case_results
-from .columns import records, typed_frame
+from .columns import ALLREDUCE, BLOCKS, records, typed_frame
 from .comparisons import Comparison, of_table
 from .disk import read_json
-from .journal import JOURNAL, read
+from .journal import JOURNAL, State, read
+from .log_tables import LogTables, done_curves
 from .published import Scaling, published_scalings
 from .round_times import RoundTimes
-from .tables import load_blocks, read_table
+from .tables import as_written, load_blocks, read_table, readable
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class RunData:
     comparisons: pd.DataFrame = field(default_factory=lambda: typed_frame([], FILES["comparisons.csv"]))
     resumable: bool = True
     """True where its journal is there; baselines and archives have none."""
+    from_log: bool = False
+    """True where its tables are made of journal and blocks, for it has not ended."""
     published: tuple[Scaling, ...] = field(default_factory=published_scalings, repr=False)
     """Efficiencies of others, to hold those of this run against."""
 
@@ -79,8 +83,8 @@ MOST_EARLIER = 20
 def earlier_runs(path: Path, manifest: Manifest) -> list[tuple[list[CaseResult], list[Comparison]]]:
     """Cases and comparisons of what the same kind of machine measured of the same plan, in folders beside it.
 
-    Those of the same owner that ended before this run began, oldest first; what cannot be read is passed
-    over. Runs in turns and archives have none.
+    Those of the same owner that began before this run and have their tables, oldest first; what cannot be
+    read is passed over. Runs in turns and archives have none.
     """
     if manifest.interleaved_id or manifest.plan_hash is None or not path.is_dir():
         return []
@@ -91,7 +95,8 @@ def earlier_runs(path: Path, manifest: Manifest) -> list[tuple[list[CaseResult],
             alike = other.plan_hash == manifest.plan_hash and machine_kind(other) == machine_kind(manifest)
             if alike and (other.created_utc or "") < (manifest.created_utc or ""):
                 cases, compared = (read_table(folder / n, FILES[n]) for n in ("cases.csv", "comparisons.csv"))
-                found.append((other.created_utc or "", case_results(cases), of_table(records(compared))))
+                if not cases.empty:  # it was killed
+                    found.append((other.created_utc or "", case_results(cases), of_table(records(compared))))
     latest = sorted(found, key=lambda one: one[0])[-MOST_EARLIER:]
     return [(cases, compared) for _, cases, compared in latest]
 
@@ -127,12 +132,35 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def load_run(path: Path) -> RunData:
-    """Read a results folder or an archive. Raises UsageError where it is neither, or of another schema."""
+    """Read a results folder or an archive. Raises UsageError where it is neither, or of another schema.
+
+    The tables of a run that has not ended are made of its log, which is ahead of those in its folder.
+    """
     with opened(path) as folder:
-        return replace(_load(folder), path=path)
+        manifest = read_manifest(folder)
+        state = read(folder) if (folder / JOURNAL).is_file() else None
+        grows = state is not None and not state.ended
+        # Cases of another version have other names: only that version makes its tables.
+        if state is not None and grows and plan_hash(state.plan) == manifest.plan_hash:
+            return replace(_of_log(folder, manifest, state), path=path)
+        return replace(load_tables(folder, grows=grows), path=path)
 
 
-def _load(path: Path) -> RunData:
+def _of_log(folder: Path, manifest: Manifest, state: State) -> RunData:
+    path, num_ranks = folder / "blocks.csv", {p.case.case_id: p.case.num_ranks for p in state.plan}
+    with readable(path):
+        blocks = load_blocks(path, num_ranks, grows=True)
+        files = LogTables(manifest, state, RoundTimes.of(blocks)).files()
+    curves = typed_frame(done_curves(folder, state), ALLREDUCE)
+    cases, comparisons, buckets = map(as_written, files.values())
+    return RunData(folder, manifest, cases, blocks, buckets, curves, comparisons, from_log=True)
+
+
+def load_tables(path: Path, *, grows: bool = False) -> RunData:
+    """Read a results folder whose tables are whole; the last block of one that `grows` may be cut.
+
+    Raises UsageError as `load_run`.
+    """
     manifest = read_manifest(path)
     if not os.path.lexists(path / "cases.csv"):
         raise UsageError(
@@ -153,7 +181,7 @@ def _load(path: Path) -> RunData:
         load_blocks(
             path / "blocks.csv",
             dict(zip(cases["case_id"], world_size, strict=True)),
-            grows=(path / JOURNAL).is_file() and not read(path).ended,
+            grows=grows,
         ),
         read_table(path / "buckets.csv", FILES["buckets.csv"]),
         read_table(path / "allreduce.csv", FILES["allreduce.csv"]),

@@ -145,6 +145,12 @@ def table_bytes(rows: pd.DataFrame) -> bytes:
     return csv_bytes([[*rows], *([csv_value(cell) for cell in row] for row in rows.itertuples(index=False))])
 
 
+def as_written(rows: pd.DataFrame) -> pd.DataFrame:
+    """The frame as it is read again from `table_bytes`: numbers with as many digits."""
+    floats = rows.select_dtypes("float64")
+    return rows.assign(**{name: [float(csv_value(x) or "nan") for x in floats[name]] for name in floats})
+
+
 def csv_value(value: Any) -> str:
     """A cell that `read_table` reads as `value`; missing and NaN are empty."""
     if value is None or value is pd.NA:

@@ -25,7 +25,7 @@ from ..results.commands import resume_command
 from ..results.journal import JOURNAL, read
 from ..results.recorder import Recorder
 from ..results.run_folder import FAILURES, shown
-from ..results.store import load_run
+from ..results.store import load_tables
 
 STOPPED_BY_ERROR = "stopped by an error"
 """Why a run ended that said itself what was wrong: nothing more is printed then."""
@@ -94,7 +94,7 @@ def _present(folder: Path, how: How, missing_modes: Sequence[str]) -> bool:
     from ..page.render import markdown
     from ..page.terminal import show
 
-    run = load_run(folder)
+    run = load_tables(folder)
     conclusion = conclude_run(run)
     page = page_of(run, folder, conclusion=conclusion)
     place = write_page(folder, page)

@@ -22,15 +22,18 @@ from .schedule import AFTER_ROUNDS, LiveCase, is_traced, unfinished
 from .standalone import ask_nccl, check_links, measure_curves
 from .stop_rule import dropped, is_look, resting_cases
 
-WRITE_EVERY_S = 30.0
-"""Tables are brought up to date so often: blocks.csv, from which they are made, has everything at once."""
+REFRESH_EVERY_S = 30.0
+"""Results are made anew so often at most, while the ranks wait."""
+
+REFRESH_SHARE = 0.005
+"""The share of the time that this may take, but for the rounds in which widths are looked at."""
 
 
 class Rounds(CaseRunner):
     """Measures a run, from the first case to the last block."""
 
     _resting: frozenset[str] = frozenset()
-    _written_s = 0.0
+    _refresh_at_s = REFRESH_EVERY_S
     _before: Sequence[LoadReading | None] = ()
 
     def run(self) -> str:
@@ -148,13 +151,15 @@ class Rounds(CaseRunner):
                 self._schedule.add(live, phase, seconds)
 
     def _look(self, num_rounds: int) -> None:
-        """Bring the tables up to date now and then, and at a look rest the cases that have enough."""
-        look = is_look(num_rounds)
-        if look or self.elapsed_s() - self._written_s >= WRITE_EVERY_S:
-            measured, _ = results(case_results(self.recorder.write()))
+        """Show results now and then, and at a look rest the cases that have enough."""
+        look, began_s = is_look(num_rounds), self.elapsed_s()
+        if look or began_s >= self._refresh_at_s:
+            self.recorder.refresh()
+            measured, _ = results(case_results(self.recorder.cases))
             if measured is not None:
                 self.console.table(grid(measured, get_terminal_size().columns))
-            self._written_s = self.elapsed_s()
+            now_s = self.elapsed_s()
+            self._refresh_at_s = now_s + max(REFRESH_EVERY_S, (now_s - began_s) / REFRESH_SHARE)
         # The two sides of a gate are compared within rounds: both have to measure every case in each.
         if look and not self.settings.race and interleaved_id() is None:
             self._resting = resting_cases(self.recorder.comparisons, rate_half_widths(self.recorder.cases))

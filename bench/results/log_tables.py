@@ -1,0 +1,91 @@
+"""The tables of a run, made of what it has logged: its journal and its blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ..machine.manifest import Manifest
+from ..plan.settings import IMAGES, OWN_PRECISIONS
+from ..stats.fit import Typical
+from .aggregate import Outcome, bucket_rows, case_rows, identity
+from .case_result import CaseResult
+from .columns import ALLREDUCE, BY_PLAN, COMPARISONS, NOT_REACHED, records, typed_frame
+from .comparisons import Comparison, compared, pairs_of
+from .journal import Settled, State
+from .round_times import RoundTimes
+from .tables import read_table
+
+NOT_REACHED_REASON = "not measured: the run ended before this case's first block"
+"""Of a case that is shown as skipped because its turn never came."""
+
+
+@dataclass(frozen=True)
+class LogTables:
+    """The tables that follow from a run's log; a case without a block yet counts as not reached."""
+
+    manifest: Manifest
+    state: State
+    times: RoundTimes
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """The pairs to compare; a case whose bucket layout another has stands for nothing."""
+        skipped = {index for index, known in self.state.settled.items() if known.status == "skipped"}
+        plan = [p for i, p in enumerate(self.state.plan) if p.skip_reason is None and i not in skipped]
+        return pairs_of(CaseResult.of(identity(Outcome(p))) for p in plan)
+
+    @cached_property
+    def _typical(self) -> Typical:
+        return self.times.fitted()
+
+    @cached_property
+    def comparisons(self) -> list[Comparison]:
+        """What the run answers."""
+        units = {p.case.case_id: p.case.units_per_step for p in self.state.plan}
+        return compared(self.pairs(), self._typical, units=units, margin=self.manifest.margin)
+
+    @cached_property
+    def cases(self) -> pd.DataFrame:
+        """cases.csv."""
+        run = {
+            "run_id": self.manifest.run_id,
+            "started_at": self.manifest.created_utc,
+            "torch_version": self.manifest.versions.get("torch"),
+        }
+        own = OWN_PRECISIONS.get(self.manifest.model.dtype or "")
+        if own and self.manifest.settings.precision in ("fp32", "tf32"):
+            run["precision"] = own
+        return case_rows(self._outcomes(), self.times, self.comparisons, run=run, typical=self._typical)
+
+    def _outcomes(self) -> list[Outcome]:
+        measured = self.times.step_ms("timed").keys()
+        found = []
+        for index, planned in enumerate(self.state.plan):
+            known = self.state.settled.get(index) or Settled(index=index, status="ok")
+            if planned.skip_reason:
+                found.append(Outcome(planned, "skipped", planned.skip_reason, {"reason_code": BY_PLAN}))
+            elif known.status == "ok" and planned.case.case_id not in measured:
+                not_reached = {**known.facts, "reason_code": NOT_REACHED}
+                found.append(Outcome(planned, "skipped", NOT_REACHED_REASON, not_reached))
+            else:
+                found.append(Outcome(planned, known.status, known.reason, known.facts))
+        return found
+
+    def files(self) -> dict[str, pd.DataFrame]:
+        """The tables by the name of their file."""
+        unit = next((p.case.unit for p in self.state.plan), IMAGES)
+        return {
+            "cases.csv": self.cases,
+            "comparisons.csv": typed_frame((one.row(unit) for one in self.comparisons), COMPARISONS),
+            "buckets.csv": bucket_rows(self.state.layouts, self.times),
+        }
+
+
+def done_curves(folder: Path, state: State) -> list[dict[str, Any]]:
+    """Read the rows of allreduce.csv of the curves that the journal calls done."""
+    rows = records(read_table(folder / "allreduce.csv", ALLREDUCE))
+    return [row for row in rows if (row["num_devices"], row["backend"]) in state.curves]
