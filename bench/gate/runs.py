@@ -12,6 +12,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from msgspec import structs
 
 from ..common.errors import UsageError
@@ -21,6 +22,7 @@ from ..machine.manifest import Manifest
 from ..plan.case_settings import DDP_DEFAULTS, MODE_DEFAULTS, STEP_DEFAULTS
 from ..plan.modes import RANK_PER_DEVICE
 from ..results.aggregate import estimates_of_cases, metrics_by_round
+from ..results.blocks import block_numbers
 from ..results.case_columns import IDENTITY, METRICS
 from ..results.case_result import CaseResult
 from ..results.round_times import ByRound
@@ -45,8 +47,6 @@ PLANNED = tuple(
 
 LAUNCH = 1_000_000
 """Added to the rounds of every further launch, so that no two launches share a round."""
-
-_BLOCK = ["case_id", "phase", "round"]
 
 RESTORE = "restore the folder or measure again"
 """The tail of an error message about a folder's files."""
@@ -114,10 +114,14 @@ def _check(run: RunData) -> None:
     refuse(not all(map(is_whole, cases)), "cases.csv: global_batch is not batch x devices x accumulate")
     known = blocks["case_id"].isin([case.case_id for case in cases])
     refuse(not known.all(), "blocks.csv has blocks of a case that cases.csv does not hold")
-    used = blocks[blocks["phase"].isin(["timed", "no_sync"])]
-    refuse(used.duplicated([*_BLOCK, "rank"]).any(), "blocks.csv: a block stands twice")
-    ranks = used.groupby(_BLOCK)["rank"].agg(["nunique", "max"]).groupby("case_id").agg(["min", "max"])
-    counts = blocks.drop_duplicates(_BLOCK).groupby(["case_id", "phase"]).size()
+    found = pd.DataFrame({"block": block_numbers(blocks), "rank": blocks["rank"].to_numpy()})
+    first = ~found["block"].duplicated().to_numpy()
+    used = found[blocks["phase"].isin(["timed", "no_sync"]).to_numpy()]
+    refuse(used.duplicated().any(), "blocks.csv: a block stands twice")
+    case_of = blocks["case_id"][first].set_axis(found["block"][first])
+    by_block = used.groupby("block")["rank"].agg(["size", "max"])
+    ranks = by_block.groupby(case_of[by_block.index].to_numpy()).agg(["min", "max"])
+    counts = blocks[first].groupby(["case_id", "phase"]).size()
     for case in (one for one in cases if one.is_ok):
         case_id: Any = case.case_id
         num_ranks = case.num_devices if case.mode in RANK_PER_DEVICE else 1

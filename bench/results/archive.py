@@ -83,13 +83,15 @@ def _public(value: Any, name: str, hosts: dict[str, str]) -> Any:
 
 def _public_table(frame: pd.DataFrame, columns: Sequence[Column], hosts: dict[str, str]) -> bytes:
     in_part = ("host", "data", "reason")
-    kept = frame[[c.name for c in columns if c.kind != "text" or c.name in (*PUBLIC, *in_part)]].copy()
+    names = [c.name for c in columns if c.kind != "text" or c.name in (*PUBLIC, *in_part)]
+    kept = {name: frame[name] for name in names}
     if "reason" in kept:
         is_ours = kept["reason_code"].isin(PUBLIC_REASONS) | kept["reason"].isna()
         kept["reason"] = kept["reason"].where(is_ours, LEFT_OUT)
     for name in {"host", "data"} & {*kept}:
-        kept[name] = [_public(cell, name, hosts) for cell in kept[name]]
-    return table_bytes(kept)
+        public = {cell: _public(cell, name, hosts) for cell in kept[name].dropna().unique()}
+        kept[name] = kept[name].map(public, na_action="ignore")
+    return table_bytes(pd.DataFrame(kept, copy=False))
 
 
 def public_members(run: RunData) -> dict[str, bytes]:

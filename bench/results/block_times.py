@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -100,7 +99,7 @@ def block_rows(
     started_s: float,
     times: Sequence[tuple[str, int, BlockTimes]],
 ) -> list[dict[str, Any]]:
-    """One block: of each rank that took part its host, number and times, as `values_of` reads them again."""
+    """One block: of each rank that took part its host, number and times."""
     return [
         {
             "case_id": case_id,
@@ -118,15 +117,3 @@ def block_rows(
         }
         for host, rank, block in times
     ]
-
-
-def values_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of blocks.csv with the values of its texts. Raises ValueError for what no run writes."""
-    steps, detail = (
-        text if isinstance(text := row.get(name), str) else "" for name in ("steps_ms", "detail")
-    )
-    return {
-        **row,
-        "steps_ms": tuple(map(float, steps.split())),
-        "detail": json.loads(detail) if detail else {},
-    }

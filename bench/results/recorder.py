@@ -18,7 +18,8 @@ from ..common.process import uninterrupted
 from ..plan.sweep import Planned, plan_hash
 from ..stats.fit import FITTED
 from .aggregate import allreduce_rows, rate_half_widths
-from .block_times import block_rows, values_of
+from .block_times import block_rows
+from .blocks import Block
 from .columns import ALLREDUCE, typed_frame
 from .commands import resume_command
 from .comparisons import Comparison
@@ -30,7 +31,7 @@ from .run_folder import RUN_FILES, RunWriter
 from .store import read_manifest
 from .tables import read_blocks, readable, repair_blocks
 
-Block = tuple[str, str, int]
+BlockKey = tuple[str, str, int]
 """A block: case id, phase, round."""
 
 
@@ -56,8 +57,8 @@ class Recorder:
         """The manifest as it is on disk."""
         blocks = self.folder / "blocks.csv"
         with readable(blocks):
-            for rows in read_blocks(blocks):
-                self._take([*map(values_of, rows)])
+            for block in read_blocks(blocks):
+                self._take(block)
         self._curves = done_curves(self.folder, journal.state)
         """The rows of allreduce.csv."""
         self.refresh()
@@ -100,7 +101,7 @@ class Recorder:
         """Seconds of rounds: all launches of the workers, without their start-up."""
         return sum(ended_s - begun_s for begun_s, ended_s in self._rounds_of.values())
 
-    def measured(self) -> frozenset[Block]:
+    def measured(self) -> frozenset[BlockKey]:
         """Every block on disk, of every phase."""
         return frozenset(
             (case_id, phase, round_index)
@@ -144,17 +145,16 @@ class Recorder:
         rows = block_rows(self.launch, *what)
         with self._writing():
             self.writer.append(rows)
-        self._take(rows)
+        self._take(Block.of_rows(rows))
 
-    def _take(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        self.times.add(rows)
-        longest_s = max(row["block_ms"] for row in rows) / 1000
-        started_s = rows[0].get("started_s") or 0.0
-        self.elapsed_s = max(self.elapsed_s, started_s + longest_s)
-        if rows[0]["phase"] != "warmup":
-            begun_s, _ = self._rounds_of.setdefault(rows[0].get("launch") or 1, (started_s, 0.0))
-            self._rounds_of[rows[0].get("launch") or 1] = begun_s, self.elapsed_s
-        if rows[0]["phase"] in FITTED:
+    def _take(self, block: Block) -> None:
+        self.times.add(block)
+        longest_s = max(block.block_ms) / 1000
+        self.elapsed_s = max(self.elapsed_s, block.started_s + longest_s)
+        if block.phase != "warmup":
+            begun_s, _ = self._rounds_of.setdefault(block.launch, (block.started_s, 0.0))
+            self._rounds_of[block.launch] = begun_s, self.elapsed_s
+        if block.phase in FITTED:
             self.timed_s += longest_s
 
     def add_trace(self, case_id: str, rank: int, trace: bytes) -> None:

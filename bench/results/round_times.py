@@ -6,13 +6,12 @@ stays: the longest and the shortest rank, the step times, and the medians of its
 
 from __future__ import annotations
 
+import json
 import math
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
-from operator import itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,17 +19,15 @@ import pandas as pd
 
 from ..stats.fit import FITTED, Typical
 from ..stats.interval import Samples
-from .block_times import DEVICE_ALLOCS, GPUS, values_of
+from .block_times import DEVICE_ALLOCS, GPUS
+from .blocks import Block, blocks_of
 from .case_columns import CASES
-from .columns import records
 
 ByRound: TypeAlias = dict[int, float]
-Row: TypeAlias = Mapping[str, Any]
 MOMENTS = ("ready_ms", "start_ms", "done_ms")
 """Details that hold one figure per bucket."""
 
 _COLUMNS = frozenset(column.name for column in CASES)
-_BLOCK = itemgetter("case_id", "phase", "round")
 
 
 TOGETHER: dict[str, Callable[[Iterable[float]], float]] = {
@@ -69,51 +66,45 @@ class CaseTimes:
     throttled_by: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Percent of samples in which each reason held clocks of GPUs down, added up over blocks and GPUs."""
 
-    def add(self, rows: Sequence[Row]) -> None:
-        """One block: its rows, one per rank."""
-        phase, round_index = str(rows[0]["phase"]), int(rows[0]["round"])
-        per_step = [row["block_ms"] / row["num_steps"] for row in rows]
-        longest = max(per_step)
-        self.step_ms.setdefault(phase, {})[round_index] = longest
+    def add(self, block: Block) -> None:
+        """Take a block of this case."""
+        phase, round_index = block.phase, block.round_index
+        per_step = [ms / steps for ms, steps in zip(block.block_ms, block.num_steps, strict=True)]
+        details = [dict(json.loads(d)) if isinstance(d, str) else d or {} for d in block.details]
+        self.step_ms.setdefault(phase, {})[round_index] = max(per_step)
         if phase == "no_sync":
             # Where no rank waits for another, but in a watched script's own collectives.
-            waited_ms = (float((row["detail"] or {}).get(WAITED, 0.0)) for row in rows)
-            own_ms = {
-                int(row["rank"]): ms - waits for row, ms, waits in zip(rows, per_step, waited_ms, strict=True)
-            }
-            self.details.setdefault("rank_skew_ms", {})[round_index] = max(own_ms.values()) - min(
-                own_ms.values()
-            )
-            self.slowest[max(own_ms, key=own_ms.__getitem__)] += 1
+            own_ms = [ms - float(told.get(WAITED, 0.0)) for ms, told in zip(per_step, details, strict=True)]
+            slowest = max(own_ms)
+            self.details.setdefault("rank_skew_ms", {})[round_index] = slowest - min(own_ms)
+            self.slowest[block.ranks[own_ms.index(slowest)]] += 1
         elif phase == "timed":
-            self.num_steps += int(rows[0]["num_steps"])
-            self.timed_ms += max(row["block_ms"] for row in rows)
-            for row in rows:
-                self.steps_ms.extend(row["steps_ms"])
-        detailed = [row for row in rows if row["detail"]]
-        if detailed:
-            self._add_details(round_index, detailed, num_ranks=len(rows))
+            self.num_steps += block.num_steps[0]
+            self.timed_ms += max(block.block_ms)
+            for steps in block.steps_ms:
+                self.steps_ms.extend(map(float, steps.split()) if isinstance(steps, str) else steps or ())
+        if any(details):
+            self._add_details(block, details)
 
-    def _add_details(self, round_index: int, rows: Sequence[Row], *, num_ranks: int) -> None:
+    def _add_details(self, block: Block, details: Sequence[Any]) -> None:
         samples: dict[str, list[float]] = {}
         gpus: list[tuple[Any, Any]] = []
-        for row in rows:
-            detail = dict(row["detail"])
+        for rank, host, told in zip(block.ranks, block.hosts, details, strict=True):
+            detail = dict(told)
             if "local_last_ready_ms" in detail:
                 detail["compute_slowdown"] = detail["last_ready_ms"] / detail["local_last_ready_ms"]
             for name, value in detail.items():
                 if name in MOMENTS:
-                    of_rank = self.moments.setdefault(int(row["rank"]), {})
-                    of_rank.setdefault(name, []).append(array("f", value))
+                    self.moments.setdefault(rank, {}).setdefault(name, []).append(array("f", value))
                 elif name == GPUS:
-                    gpus.append((row.get("host"), value))
+                    gpus.append((host, value))
                 elif name in _COLUMNS:
                     samples.setdefault(name, []).append(float(value))
         self.device_allocs.extend(map(int, samples.pop(DEVICE_ALLOCS, ())))
         for name, values in samples.items():
-            self.details.setdefault(name, {})[round_index] = float(np.median(values))
-        if len(gpus) == num_ranks and all(found for _, found in gpus):
-            self._add_gpus(round_index, gpus)
+            self.details.setdefault(name, {})[block.round_index] = float(np.median(values))
+        if len(gpus) == len(block.ranks) and all(found for _, found in gpus):
+            self._add_gpus(block.round_index, gpus)
 
     def _add_gpus(self, round_index: int, ranks: Sequence[tuple[Any, Mapping[str, Any]]]) -> None:
         """Add each rank's host and, by name, what its GPUs did: two that share one both tell of it."""
@@ -151,21 +142,20 @@ class CaseTimes:
 
 
 class RoundTimes:
-    """The blocks of a run by case. `add` is called once for every block, with the values of all its ranks."""
+    """The blocks of a run by case. `add` is called once for every block."""
 
-    def __init__(self, blocks: Iterable[Iterable[Row]] = ()) -> None:
+    def __init__(self, blocks: Iterable[Block] = ()) -> None:
         self.cases: dict[str, CaseTimes] = {}
-        for rows in blocks:
-            self.add([*map(values_of, rows)])
+        for block in blocks:
+            self.add(block)
 
     @classmethod
     def of(cls, frame: pd.DataFrame) -> RoundTimes:
         """From a loaded blocks.csv."""
-        ordered = frame.sort_values(["case_id", "phase", "round"], kind="stable")
-        return cls(blocks(records(ordered)))
+        return cls(blocks_of(frame))
 
-    def add(self, rows: Sequence[Row]) -> None:
-        self.cases.setdefault(str(rows[0]["case_id"]), CaseTimes()).add(rows)
+    def add(self, block: Block) -> None:
+        self.cases.setdefault(block.case_id, CaseTimes()).add(block)
 
     def of_case(self, case_id: str) -> CaseTimes:
         return self.cases.get(case_id) or CaseTimes()
@@ -177,9 +167,3 @@ class RoundTimes:
     def fitted(self) -> Typical:
         """The typical step times of all cases, of one fit."""
         return Typical({(c, p): rounds for p in FITTED for c, rounds in self.step_ms(p).items()})
-
-
-def blocks(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Rows of blocks.csv in their order, those of one block together."""
-    for _, found in groupby(rows, key=_BLOCK):
-        yield list(found)

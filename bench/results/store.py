@@ -19,9 +19,10 @@ from ..plan.modes import RANK_PER_DEVICE
 from ..plan.sweep import plan_hash
 from ..stats.fit import Typical
 from .archive import opened
+from .blocks import blocks_of
 from .case_columns import FILES
 from .case_result import CaseResult, case_results
-from .columns import ALLREDUCE, BLOCKS, records, typed_frame
+from .columns import ALLREDUCE, records, typed_frame
 from .comparisons import Comparison, of_table
 from .disk import read_json
 from .journal import JOURNAL, State, read
@@ -52,7 +53,7 @@ class RunData:
     @cached_property
     def times(self) -> RoundTimes:
         """Its blocks as numbers, without the single steps and what else they tell in detail."""
-        return RoundTimes.of(self.blocks.assign(steps_ms=None, detail=None))
+        return RoundTimes(blocks_of(self.blocks, with_texts=False))
 
     @cached_property
     def typical(self) -> Typical:
@@ -150,7 +151,7 @@ def _of_log(folder: Path, manifest: Manifest, state: State) -> RunData:
     path, num_ranks = folder / "blocks.csv", {p.case.case_id: p.case.num_ranks for p in state.plan}
     with readable(path):
         blocks = load_blocks(path, num_ranks, grows=True)
-        files = LogTables(manifest, state, RoundTimes.of(blocks)).files()
+        files = LogTables(manifest, state, RoundTimes(blocks_of(blocks, in_order=True))).files()
     curves = typed_frame(done_curves(folder, state), ALLREDUCE)
     cases, comparisons, buckets = map(as_written, files.values())
     return RunData(folder, manifest, cases, blocks, buckets, curves, comparisons, from_log=True)

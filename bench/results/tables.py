@@ -6,26 +6,28 @@ repaired where it goes on: cut off behind the last whole block.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import csv
 import io
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from itertools import chain, islice, pairwise
+from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
+import numpy as np
 import pandas as pd
 
 from ..common.errors import UsageError
 from ..common.text import csv_cell, csv_text
-from .columns import BLOCKS, Column, typed_frame
+from .blocks import Block, block_numbers, blocks_of, starts_of
+from .columns import BLOCKS, LEAST, Column, typed_frame
 from .disk import MOST_CSV_BYTES, MOST_LINE, MOST_TABLE_BYTES, open_regular, open_text
-from .round_times import blocks
 
-_PIECE_ROWS = 50_000
+_PIECE_BYTES, _PIECE_ROWS = MOST_LINE, 50_000
 
 _READERS: dict[str, Callable[[str], Any]] = {
     "text": lambda cell: csv_text(cell) or None,
@@ -38,55 +40,69 @@ csv.field_size_limit(MOST_LINE)  # the steps of one block may take more than the
 
 
 def read_table(path: Path, columns: tuple[Column, ...]) -> pd.DataFrame:
-    """A whole table; cells that it lacks are NA, and a missing file is an empty table.
+    """Read a whole table; cells that it lacks are NA, and a missing file is an empty table.
 
     Raises UsageError for a cell that the schema does not allow.
     """
+    if not os.path.lexists(path):
+        return typed_frame([], columns)
     by_rank = any(column.name == "rank" for column in columns)
     most_bytes = MOST_CSV_BYTES if by_rank else MOST_TABLE_BYTES
-    return _frame(_rows(path, columns, most_bytes=most_bytes), path, columns)
+    return _joined(_pieces(path, columns, most_bytes=most_bytes), columns)
 
 
 def load_blocks(path: Path, num_ranks: Mapping[str, int], *, grows: bool) -> pd.DataFrame:
-    """A blocks.csv; the last block of one that `grows` is left out where it lacks ranks of its case.
+    """Read a blocks.csv; the last block of one that `grows` is left out where it lacks ranks of its case.
 
     Their number is in `num_ranks`. Then its writer was killed, or still writes. Raises UsageError where
     another file has been cut.
     """
-    known = pairwise(chain(read_blocks(path, grows=grows), [None]))
-    whole = (
-        rows for rows, after in known if rows and (after or _is_whole(rows, path, num_ranks, grows=grows))
-    )
-    return _frame(chain.from_iterable(whole), path, BLOCKS)
-
-
-def _is_whole(rows: list[dict[str, Any]], path: Path, num_ranks: Mapping[str, int], *, grows: bool) -> bool:
-    case_id = rows[0]["case_id"]
-    if len(rows) >= num_ranks.get(case_id, 1):
-        return True
+    if not os.path.lexists(path):
+        return typed_frame([], BLOCKS)
+    frame = _joined(_pieces(path, BLOCKS, most_bytes=MOST_CSV_BYTES, grows=grows), BLOCKS)
+    if frame.empty:
+        return frame
+    case_id = frame["case_id"].iloc[-1]
+    tail = frame.iloc[-num_ranks.get(case_id, 1) :]
+    before = len(frame) - len(tail) + starts_of(block_numbers(tail))[-1]
+    if len(frame) - before >= num_ranks.get(case_id, 1):
+        return frame
     if not grows:
         raise UsageError(f"{path} has been cut: the last block of {case_id} lacks ranks; restore the file")
-    return False
+    return frame.iloc[:before]
 
 
-def read_blocks(path: Path, *, grows: bool = True) -> Iterator[list[dict[str, Any]]]:
-    """Block after block of a blocks.csv, which may still be one that `grows`: rows of all ranks together."""
-    return blocks(_rows(path, BLOCKS, most_bytes=MOST_CSV_BYTES, grows=grows))
+def read_blocks(path: Path, *, grows: bool = True) -> Iterator[Block]:
+    """Read the blocks of a blocks.csv, which may still be one that `grows`, in the order of its rows."""
+    rest: list[pd.DataFrame] = []
+    for piece in _pieces(path, BLOCKS, most_bytes=MOST_CSV_BYTES, grows=grows):
+        rows = _joined([*rest, piece], BLOCKS)
+        last = starts_of(block_numbers(rows))[-1]  # of it more rows may follow
+        yield from blocks_of(rows.iloc[:last], in_order=True)
+        rest = [rows.iloc[last:]]
+    for rows in rest:
+        yield from blocks_of(rows, in_order=True)
 
 
-def _frame(rows: Iterator[dict[str, Any]], path: Path, columns: tuple[Column, ...]) -> pd.DataFrame:
-    """Piece by piece, for rows as mappings take several times the memory of a frame."""
-    pieces = []
-    if os.path.lexists(path):
-        while piece := list(islice(rows, _PIECE_ROWS)):
-            pieces.append(typed_frame(piece, columns))
-    return pd.concat(pieces, ignore_index=True) if pieces else typed_frame([], columns)
+def _joined(pieces: Iterable[pd.DataFrame], columns: tuple[Column, ...]) -> pd.DataFrame:
+    """One frame of several, column by column: all at once would take their memory twice."""
+    parts = list(pieces) or [typed_frame([], columns)]
+    found = {}
+    for name in [*parts[0]]:
+        found[name] = pd.concat([part[name] for part in parts], ignore_index=True)
+        for part in parts:
+            del part[name]
+    return pd.DataFrame(found, copy=False)
 
 
-def _rows(
+def _pieces(
     path: Path, columns: tuple[Column, ...], *, most_bytes: int, grows: bool = False
-) -> Iterator[dict[str, Any]]:
-    with open_text(path, most_bytes=most_bytes) as file, readable(path):
+) -> Iterator[pd.DataFrame]:
+    """Read a table piece by piece: by columns, and from the first piece on that is odd row by row."""
+    with open_text(path, most_bytes=most_bytes) as text, readable(path):
+        file = text.buffer
+        if file.read(3) != codecs.BOM_UTF8:
+            file.seek(0)
         lines = csv.reader(_ended(file, grows=grows), strict=True)
         header = next(lines, None)
         if header is None:
@@ -94,22 +110,119 @@ def _rows(
         for column in columns:
             if column.needed and column.name not in header:
                 raise ValueError(f"it lacks the column {column.name}")
-        # Most cells of a column have stood there before.
-        known = [
-            (column.name, header.index(column.name), lru_cache(1000)(partial(_value, column)))
-            for column in columns
-            if column.name in header
-        ]
-        for cells in lines:
-            try:
-                if len(cells) != len(header):
-                    raise ValueError(f"cells: {len(cells)}, columns: {len(header)}")
-                yield {name: value_of(cells[place]) for name, place, value_of in known}
-            except ValueError as error:
-                raise ValueError(f"{error} (line {lines.line_num})") from None
+        num_lines = 0
+        while content := _whole_lines(file):
+            piece = _by_columns(content, header, columns)
+            if piece is None:
+                file.seek(-len(content), os.SEEK_CUR)
+                break
+            yield piece
+            num_lines += content.count(b"\n")
+        rows = _rows(lines, header, columns, num_lines)
+        while some := list(islice(rows, _PIECE_ROWS)):
+            yield typed_frame(some, columns)
 
 
-def _ended(file: TextIO, *, grows: bool) -> Iterator[str]:
+def _whole_lines(file: BinaryIO) -> bytes:
+    """Read on to the end of a line; empty where there is none, or the line is too long."""
+    content = file.read(_PIECE_BYTES)
+    end = content.rfind(b"\n") + 1
+    file.seek(end - len(content), os.SEEK_CUR)
+    return content[:end]
+
+
+_BETWEEN = (b",", b"\n")
+_AS_READ: dict[str, Any] = {"text": "string", "float": object}
+
+
+def _unquoted(content: bytes) -> bytes | None:
+    """Whole lines without their quoted cells; None where a quote is not where a writer of tables puts it."""
+    if b'"' not in content:
+        return content
+    # Of a quote within a quoted cell the second follows at once: what is left begins and ends a cell.
+    outside = (b"\n" + content.replace(b'""', b"\0")).split(b'"')[::2]
+    is_odd = any(part[:1] not in _BETWEEN or part[-1:] not in _BETWEEN or b"\0" in part for part in outside)
+    return None if is_odd else b"".join(outside)[1:]
+
+
+def _by_columns(content: bytes, header: Sequence[str], columns: Sequence[Column]) -> pd.DataFrame | None:
+    """Read whole lines by columns; None where each cell has to be looked at, if only to say what is wrong."""
+    plain = _unquoted(content) if b"\r" not in content and b"\0" not in content else None
+    if plain is None:
+        return None
+    symbols = np.frombuffer(plain, np.uint8)
+    ends = symbols[(symbols == ord(",")) | (symbols == ord("\n"))]
+    of_a_line = np.frombuffer(b"," * (len(header) - 1) + b"\n", np.uint8)
+    if len(ends) % len(header) or not (ends.reshape(-1, len(header)) == of_a_line).all():
+        return None
+    place = {column.name: str(header.index(column.name)) for column in columns if column.name in header}
+    kinds = {place[c.name]: c.kind for c in columns if c.name in place}
+    if "bool" in kinds.values():
+        return None
+    types: dict[str, Any] = {at: _AS_READ[kind] for at, kind in kinds.items() if kind != "int"}
+    try:
+        found = pd.read_csv(
+            io.BytesIO(content),
+            header=None,
+            names=[*map(str, range(len(header)))],
+            index_col=False,
+            dtype=types,
+            na_values=[""],
+            keep_default_na=False,
+            skip_blank_lines=False,
+            low_memory=False,
+            encoding="utf-8",
+        )
+        made = {c.name: _checked(found.pop(place[c.name]), c, content) for c in columns if c.name in place}
+    except ValueError:
+        return None
+    absent = typed_frame([{}] * len(found), tuple(c for c in columns if c.name not in place))
+    return pd.DataFrame({c.name: made[c.name] if c.name in made else absent[c.name] for c in columns})
+
+
+def _checked(cells: pd.Series[Any], column: Column, content: bytes) -> Any:
+    """The cells of a column with its type. Raises ValueError for any that it does not allow, or may not."""
+    missing = cells.isna().to_numpy()
+    if column.needed and missing.any():
+        raise ValueError
+    if column.kind == "text":
+        if b"\\" in content or b"'" in content:
+            cells = cells.map(csv_text, na_action="ignore")
+        if column.among and not set(cells[~missing].unique()) <= {*column.among}:
+            raise ValueError
+        return cells.astype("string").array
+    if column.kind == "float":  # as Python reads them: pandas may be off by the last bit
+        values = np.fromiter(map(float, cells.tolist()), np.float64, len(cells))
+    elif cells.dtype.kind not in "if":
+        raise ValueError
+    else:
+        values = cells.to_numpy(np.float64)
+    allowed = (values > column.above) & (values <= column.most) & ((values == 0) | (abs(values) >= LEAST))
+    if not (allowed | missing).all() or (column.kind == "int" and (values % 1 > 0).any()):
+        raise ValueError
+    return values if column.kind == "float" else cells.astype("Int64").array
+
+
+def _rows(
+    lines: Any, header: Sequence[str], columns: Sequence[Column], num_lines: int
+) -> Iterator[dict[str, Any]]:
+    """Read the rows that a csv.reader still has, `num_lines` behind what it has read."""
+    # Most cells of a column have stood there before.
+    known = [
+        (column.name, header.index(column.name), lru_cache(1000)(partial(_value, column)))
+        for column in columns
+        if column.name in header
+    ]
+    for cells in lines:
+        try:
+            if len(cells) != len(header):
+                raise ValueError(f"cells: {len(cells)}, columns: {len(header)}")
+            yield {name: value_of(cells[place]) for name, place, value_of in known}
+        except ValueError as error:
+            raise ValueError(f"{error} (line {num_lines + lines.line_num})") from None
+
+
+def _ended(file: BinaryIO, *, grows: bool) -> Iterator[str]:
     """The lines of a file; ValueError for one that no run writes.
 
     A last line without its end is left out of a file that `grows`: whoever wrote it was killed, or still
@@ -118,8 +231,8 @@ def _ended(file: TextIO, *, grows: bool) -> Iterator[str]:
     while line := file.readline(MOST_LINE):
         if len(line) == MOST_LINE:
             raise ValueError(f"a line is longer than {MOST_LINE} characters")
-        if line.endswith(("\n", "\r")):
-            yield line
+        if line.endswith(b"\n"):
+            yield line.decode()
         elif not grows:
             raise ValueError("its last line has no end: the file has been cut")
 
@@ -142,26 +255,33 @@ def csv_bytes(lines: Iterable[Iterable[str]]) -> bytes:
 
 def table_bytes(rows: pd.DataFrame) -> bytes:
     """The content of a table's file, of a frame."""
-    return csv_bytes([[*rows], *([csv_value(cell) for cell in row] for row in rows.itertuples(index=False))])
+    # Few of the texts and whole numbers of a column differ.
+    texts = {str(n): csv_value if rows[n].dtype.kind == "f" else lru_cache(1000)(csv_value) for n in rows}
+    pieces = (rows.iloc[at : at + _PIECE_ROWS] for at in range(0, len(rows), _PIECE_ROWS))
+    lines = (zip(*(map(of, piece[n].tolist()) for n, of in texts.items()), strict=True) for piece in pieces)
+    return b"".join([csv_bytes([texts]), *map(csv_bytes, lines)])
 
 
 def as_written(rows: pd.DataFrame) -> pd.DataFrame:
     """The frame as it is read again from `table_bytes`: numbers with as many digits."""
     floats = rows.select_dtypes("float64")
-    return rows.assign(**{name: [float(csv_value(x) or "nan") for x in floats[name]] for name in floats})
+    return rows.assign(**{str(name): [float(csv_value(x) or "nan") for x in floats[name]] for name in floats})
 
 
 def csv_value(value: Any) -> str:
     """A cell that `read_table` reads as `value`; missing and NaN are empty."""
-    if value is None or value is pd.NA:
-        return ""
+    # The most frequent kinds first: a large run writes millions while its ranks wait.
+    if isinstance(value, str):
+        return csv_cell(value)
     if isinstance(value, float):
         return "" if value != value else f"{value:.12g}"  # noqa: PLR0124 - NaN alone differs from itself
     if isinstance(value, tuple):
-        return " ".join(f"{ms:.5g}" for ms in value)
-    if isinstance(value, Mapping):
+        return " ".join([f"{ms:.5g}" for ms in value])
+    if value is None or value is pd.NA:
+        return ""
+    if not isinstance(value, int) and isinstance(value, Mapping):
         return csv_cell(json.dumps(value)) if value else ""
-    return csv_cell(value) if isinstance(value, str) else str(value)
+    return str(value)
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from .stop_rule import dropped, is_look, resting_cases
 REFRESH_EVERY_S = 30.0
 """Results are made anew so often at most, while the ranks wait."""
 
-REFRESH_SHARE = 0.005
+REFRESH_SHARE = 0.0025
 """The share of the time that this may take, but for the rounds in which widths are looked at."""
 
 

@@ -16,6 +16,7 @@ from ..plan.case import Case
 from ..plan.sweep import Planned
 from ..results.aggregate import Outcome, bucket_rows, case_rows
 from ..results.block_times import BlockTimes, block_rows
+from ..results.blocks import Block
 from ..results.columns import ALLREDUCE, COMPARISONS, PROBES, typed_frame
 from ..results.comparisons import compared
 from ..results.disk import replace_file
@@ -68,7 +69,7 @@ def write_tables(writer: RunWriter, planned: Planned, watched: Watched, manifest
     ids = {cap: case.case_id for cap, case in cases.items()}
     blocks += make_race_blocks(ids, turns, watched)
     for block in blocks:
-        times.add(block)
+        times.add(Block.of_rows(block))
     sizes = next((one.syncs[-1].bytes for one in watched.joined[-1].values() if one.syncs), ())
     layouts = {case_id: BucketLayout(sizes)} if sizes else {}
     facts: dict[str, Any] = {

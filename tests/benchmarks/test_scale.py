@@ -12,7 +12,9 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import made
 import numpy as np
@@ -24,16 +26,20 @@ from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.machine.manifest import Manifest
 from ddp_bench.bench.plan.resolve import with_device_defaults
 from ddp_bench.bench.plan.settings import Settings
-from ddp_bench.bench.plan.sweep import Machine, expand, round_order
+from ddp_bench.bench.plan.sweep import Machine, expand, plan_hash, round_order
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
+from ddp_bench.bench.results.block_times import BlockTimes
+from ddp_bench.bench.results.blocks import Block
 from ddp_bench.bench.results.case_result import CaseResult
 from ddp_bench.bench.results.columns import ALLREDUCE, BLOCKS, BUCKETS, COMPARISONS, typed_frame
 from ddp_bench.bench.results.comparisons import compared, pairs_of
-from ddp_bench.bench.results.journal import JOURNAL, read
+from ddp_bench.bench.results.journal import JOURNAL, Completion, Layout, read
 from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.store import RunData, load_run
 from ddp_bench.bench.results.tables import read_blocks
+from ddp_bench.bench.run.open_folder import begin_attempt
+from ddp_bench.bench.run.rounds import Rounds
 from ddp_bench.bench.stats.fit import fit
 
 NUM_STEPS = 3
@@ -93,7 +99,7 @@ def recorded_run(folder, num_caps, num_rounds, num_ranks):
             rows = block(ids[index], index, round_index, ranks[index])
             with timed("store"):
                 writer.append(rows)
-                times.add(rows)
+                times.add(Block.of_rows(rows))
         with timed("summarise"):
             writer.replace("cases.csv", case_rows(outcomes, times))
     del times
@@ -123,10 +129,10 @@ def recorded_run(folder, num_caps, num_rounds, num_ranks):
     }
 
 
-def play(folder, *sizes):
-    """`recorded_run` in a process of its own, so that the memory is its own."""
+def play(what, folder, *sizes):
+    """Call a function of this file in a process of its own, so that the memory is its own."""
     done = subprocess.run(
-        [sys.executable, __file__, str(folder), *map(str, sizes)],
+        [sys.executable, __file__, what, str(folder), *map(str, sizes)],
         env={**os.environ, "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT}", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -141,7 +147,7 @@ def play(folder, *sizes):
 def test_page_of_a_large_run(benchmark, tmp_path, num_caps):
     """Of 48 cases a cap, on eight ranks."""
     folder = tmp_path / "run"
-    num_cases = play(folder, num_caps, 30, 8)["cases"]
+    num_cases = play("recorded_run", folder, num_caps, 30, 8)["cases"]
     command = [sys.executable, "-m", "report", str(folder)]
     benchmark.pedantic(lambda: subprocess.run(command, cwd=ROOT, check=True, capture_output=True), rounds=1)
     page_mb = (folder / "report.html").stat().st_size / 1e6
@@ -156,7 +162,10 @@ def test_page_of_a_large_run(benchmark, tmp_path, num_caps):
 
 @pytest.mark.campaign
 def test_memory_and_work_grow_with_the_blocks_and_no_faster(tmp_path):
-    small, large = play(tmp_path / "small", 1, 8, 64), play(tmp_path / "large", 4, 8, 64)
+    small, large = (
+        play("recorded_run", tmp_path / "small", 1, 8, 64),
+        play("recorded_run", tmp_path / "large", 4, 8, 64),
+    )
     factor = large["blocks"] / small["blocks"]
     assert factor == pytest.approx(4, rel=0.05)
     # Rows kept as dictionaries would take above 500 bytes each: 18 MiB here, 5 GiB at full size.
@@ -168,7 +177,7 @@ def test_memory_and_work_grow_with_the_blocks_and_no_faster(tmp_path):
 
 @pytest.mark.timeout(1200)
 def test_5000_cases_of_64_ranks_in_30_rounds(benchmark, tmp_path):
-    found = benchmark.pedantic(lambda: play(tmp_path / "run", 104, 30, 64), rounds=1)
+    found = benchmark.pedantic(lambda: play("recorded_run", tmp_path / "run", 104, 30, 64), rounds=1)
     parts = ", ".join(f"{part} {cpu_s:.0f} s" for part, cpu_s in found["cpu_s"].items())
     print(f"{found['cases']} cases, {found['blocks']:,} blocks: {parts}; {found['peak_mib']:.0f} MiB")
     benchmark.extra_info |= found
@@ -250,5 +259,87 @@ def test_20000_cases_and_buckets_of_1024_ranks_are_read_again(benchmark, tmp_pat
     benchmark.extra_info |= found
 
 
+def log_of(folder, num_caps, num_rounds, num_ranks):
+    """Write a run by its recorder; the rows, seconds of measuring, and those that its ranks wait for it."""
+    os.fsync = lambda _descriptor: None
+    planned = plan(num_caps, num_ranks)
+    writer = made.new_run(folder)
+    told = {"plan_hash": plan_hash(planned), "created_utc": "2026-01-02T03:04:05+00:00"}
+    writer.write_manifest(made.made_manifest(settings={"margin": 0.05, "device": "cuda"}, **told))
+    recorder = Recorder.begin(planned, writer)
+    begin_attempt(recorder, {})
+    for index, one in enumerate(planned):
+        if one.skip_reason is None:
+            recorder.set_outcome(index, "ok", "", {"num_buckets": 4, "device_name": "NVIDIA H200"})
+            recorder.log(Layout(case_id=one.case.case_id, num_bytes=(4, 4, 4, 4)))
+    run = SimpleNamespace(recorder=recorder, settings=Settings(race=True), _refresh_at_s=30.0)
+    run.console = SimpleNamespace(table=lambda _: None)
+    run.elapsed_s = lambda: recorder.elapsed_s + wait_s + time.perf_counter() - begun_s
+    wait_s = num_rows = 0
+    for round_index in range(1, num_rounds + 1):
+        passes = ("timed", "no_sync", "anatomy")[: 3 if round_index % 5 == 0 else 2]
+        for index, phase in product(round_order(len(planned), seed=0, round_index=round_index), passes):
+            rows = block(index, index, round_index, planned[index].case.num_ranks)
+            share = 1.0 if phase == "timed" else 0.8 + (index + 5 * round_index) % 13 / 100
+            detail = {"ready_ms": [1.0, 2.0, 3.0, 4.0], "backward_ms": 50.0} if phase == "anatomy" else {}
+            times = [
+                (r["host"], r["rank"], BlockTimes(share * r["block_ms"], r["steps_ms"], detail)) for r in rows
+            ]
+            begun_s = time.perf_counter()
+            recorder.note(index, f"round {round_index} ({phase})")
+            recorder.add_block(
+                planned[index].case.case_id, phase, round_index, index, recorder.elapsed_s, times
+            )
+            wait_s, num_rows = wait_s + time.perf_counter() - begun_s, num_rows + len(rows)
+        begun_s = time.perf_counter()
+        Rounds._look(run, round_index)
+        wait_s += time.perf_counter() - begun_s
+    begun_s = time.perf_counter()
+    recorder.write()
+    recorder.close(Completion.ROUNDS)
+    return {
+        "cases": len(planned),
+        "rows": num_rows,
+        "measuring_s": recorder.elapsed_s,
+        "waiting_s": wait_s,
+        "tables_s": time.perf_counter() - begun_s,
+    }
+
+
+def spent(*command):
+    """Seconds and peak MiB of a Python command of its own."""
+    begun_s = time.perf_counter()
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT}", "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, *command], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL
+    )
+    _, status, usage = os.wait4(process.pid, 0)
+    return os.waitstatus_to_exitcode(status), time.perf_counter() - begun_s, usage.ru_maxrss / 1024
+
+
+COMMANDS = {
+    "load": ("-c", "import sys; from ddp_bench import load_run; load_run(sys.argv[1])", "{run}"),
+    "report": ("-m", "report", "{run}", "--out", "{out}.html"),
+    "gate": ("-m", "bench.gate", "{run}", "{run}"),
+    "zip": ("-m", "bench.export", "{run}", "--format", "zip", "--out", "{out}.zip"),
+}
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("num_caps", "num_rounds"), [(10, 21)])
+def test_a_run_of_many_rows_is_written_and_read(benchmark, tmp_path, num_caps, num_rounds):
+    """Of 48 cases a cap, on 64 ranks."""
+    run = tmp_path / "run"
+    found = benchmark.pedantic(lambda: play("log_of", run, num_caps, num_rounds, 64), rounds=1)
+    share = found["waiting_s"] / found["measuring_s"]
+    print(
+        f"{found['cases']} cases, {found['rows']:,} rows: ranks wait {share:.2%} of the time for the log "
+        f"and for looks at it; all tables take {found['tables_s']:.1f} s at the end"
+    )
+    for name, command in COMMANDS.items():
+        code, seconds, peak_mib = spent(*(part.format(run=run, out=tmp_path / name) for part in command))
+        print(f"  {name}: {seconds:.1f} s, {peak_mib:.0f} MiB, exit code {code}")
+
+
 if __name__ == "__main__":
-    print(json.dumps(recorded_run(Path(sys.argv[1]), *map(int, sys.argv[2:]))))
+    print(json.dumps(globals()[sys.argv[1]](Path(sys.argv[2]), *map(int, sys.argv[3:]))))

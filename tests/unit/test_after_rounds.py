@@ -22,13 +22,18 @@ from ddp_bench.bench.common.console import Console
 from ddp_bench.bench.common.turns import TURNS_ENV, TurnClient, TurnServer
 from ddp_bench.bench.machine.manifest import Manifest, RankPlace
 from ddp_bench.bench.plan.sweep import plan_hash
+from ddp_bench.bench.results.case_columns import CASES, FILES
+from ddp_bench.bench.results.columns import typed_frame
 from ddp_bench.bench.results.journal import Settled
+from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.run import case_runner, rounds, stop_rule
 from ddp_bench.bench.run.case_runner import FAILED, CaseRunner
+from ddp_bench.bench.run.close import finish
 from ddp_bench.bench.run.open_folder import open_run
 from ddp_bench.bench.run.schedule import AFTER_ROUNDS, LiveCase, unfinished
 from ddp_bench.bench.worker import messages as m
 from ddp_bench.bench.worker.facts import Begun
+from ddp_bench.report.build import build
 
 
 class BrokenOffError(Exception):
@@ -280,3 +285,47 @@ def test_ranks_that_no_case_needs_wait_for_what_all_begin_together_alone(command
     """A launcher may start more than the largest case has; in a barrier that nobody joins they would stay."""
     run = SimpleNamespace(workers=range(4))
     assert [type(one) for one in CaseRunner.told(run, command, 2).values()] == told
+
+
+def tables_of(page):
+    return [line for line in page.splitlines() if line.startswith("|")]
+
+
+def test_between_rounds_a_run_writes_its_log_alone_and_if_killed_is_read_by_it(measure, tmp_path):
+    folder, settings = tmp_path / "run", with_out(tmp_path, rounds=1000)
+    num_blocks = len(measure(settings, most=500))
+    log = {"manifest.json", "journal.jsonl", "blocks.csv", ".lock"}
+    assert {path.name for path in folder.iterdir()} - {"allreduce.csv"} == log
+    killed = load_run(folder)
+    assert killed.cases["num_rounds"].max() > stop_rule.FIRST_LOOK
+    assert killed.cases["num_blocks"].sum() == num_blocks
+    assert {path.name for path in folder.iterdir()} - {"allreduce.csv"} == log, "reading writes nothing"
+    told = build(folder, None, as_markdown=True)
+    finish(folder, "killed")
+    ended = load_run(folder)
+    for name in (name.removesuffix(".csv") for name in FILES):
+        pd.testing.assert_frame_equal(getattr(killed, name), getattr(ended, name), check_exact=True)
+    assert tables_of(told) == tables_of(build(folder, None, as_markdown=True)) != []
+
+
+@pytest.mark.parametrize(("looking_s", "most_between_s"), [(0.01, 45), (5.0, 2100)])
+def test_looking_at_results_takes_little_of_the_time(looking_s, most_between_s):
+    """The ranks wait meanwhile."""
+    now_s, looks = 0.0, []
+
+    class Recorder(SimpleNamespace):
+        cases = typed_frame([], CASES)
+
+        def refresh(self):
+            nonlocal now_s
+            looks.append(now_s)
+            now_s += looking_s
+
+    run = SimpleNamespace(
+        elapsed_s=lambda: now_s, recorder=Recorder(), settings=settings_of(race=True), _refresh_at_s=30.0
+    )
+    for number in range(1, 6001):
+        now_s += 10
+        rounds.Rounds._look(run, number)
+    assert len(looks) * looking_s < 0.01 * now_s
+    assert max(after - before for before, after in itertools.pairwise(looks)) < most_between_s

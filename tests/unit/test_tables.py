@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 
 import made
 import numpy as np
@@ -11,7 +12,8 @@ from gate_runs import write_run
 from selection import in_campaign
 
 from ddp_bench.bench.common.errors import UsageError
-from ddp_bench.bench.results import tables
+from ddp_bench.bench.results import blocks, tables
+from ddp_bench.bench.results.blocks import Block
 from ddp_bench.bench.results.case_columns import CASES, FILES
 from ddp_bench.bench.results.columns import BLOCKS, Column, typed_frame
 from ddp_bench.bench.results.disk import read_json
@@ -83,7 +85,7 @@ def test_a_table_cut_at_any_byte_is_read_up_to_its_last_whole_block(tmp_path, ev
         read = tables.load_blocks(path, RANKS, grows=True)
         assert read.equals(undamaged.head(len(read)))
         tables.repair_blocks(path, RANKS)
-        kept = [[row[name] for name in key] for row, *_ in tables.read_blocks(path)]
+        kept = [[one.case_id, one.phase, one.round_index] for one in tables.read_blocks(path)]
         assert read[key].drop_duplicates().to_numpy().tolist() == kept
         assert whole.startswith(path.read_bytes())
     path.write_bytes(whole[:7])
@@ -154,11 +156,96 @@ def test_a_table_that_was_cut_is_refused(tmp_path):
     assert "its last line has no end" in said_of(path, lambda path: tables.read_table(path, (COUNT,)))
 
 
-def test_a_table_in_pieces_is_the_table(tmp_path, monkeypatch):
+@pytest.mark.parametrize("num_bytes", [100, 1000])
+def test_a_table_in_pieces_is_the_table(num_bytes, tmp_path, monkeypatch):
+    path = tmp_path / "blocks.csv"
+    content = write(tmp_path)
+
+    def read():
+        frame = tables.load_blocks(path, RANKS, grows=False)
+        return frame, [*tables.read_blocks(path)], [*blocks.blocks_of(frame, in_order=True)]
+
+    whole, as_read, as_loaded = read()
+    assert as_read == as_loaded
+    assert len(whole) == content.count(b"\n") - 1
+    for module, name, most in ((tables, "_PIECE_BYTES", num_bytes), (blocks, "_PIECE_ROWS", 2)):
+        monkeypatch.setattr(module, name, most)
+    pd.testing.assert_frame_equal(read()[0], whole)
+    assert read()[1:] == (as_read, as_loaded)
+    number = content.count(b"\n") + 1
+    path.write_bytes(content + content.splitlines(keepends=True)[-1].replace(b",2.5,", b",-1,"))
+    assert f"block_ms cannot be '-1' (line {number})" in said_of(
+        path, lambda path: tables.read_table(path, BLOCKS)
+    )
+
+
+HEADER = ",".join(column.name for column in BLOCKS)
+USUAL = "b,timed,1,0,1,0,h,1.5,2,0.1,1 2,"
+ODD_LINES = [
+    *("a,timed,1,nan,1,0,h,1,2,5,,", "a,timed,1,NaN,,0,h,1,2,5,,", 'a,timed,1,0,1,0,""b,1,2,5,,'),
+    'a,timed,1,0,1,0,h,1.5,2,0.1,1 2,"{""x"": [1, 2]}"',
+    *("a,timed,1,0,1,0,nan,1.5,2,0.1,1 2,", "a,timed,1,0,1,0,h,nan,2,0.1,,", "a,timed,1,0,1,0,h,,2,0.1,,"),
+    *("a,timed,1,0,1,0,h,1.5,2,nan,,", "a,timed,1,0,1,0,h,1.5,2,inf,,", "a,timed,1,0,1,0,h,1.5,2,1e-17,,"),
+    *("a,timed,1,0,1,0,h,1.5,2,0.1,", "a,timed,1,0,1,0,h,1.5,2,0.1,,,", "", " ", "a", '""', '"'),
+    *("a,timed,1.0,0,1,0,h,1,2,1_0,,", "a,timed, +1 ,,,0,h,1,2,5,,", "a,timed,1.5,0,1,0,h,1,2,5,,"),
+    *("a,timed,True,0,1,0,h,1,2,5,,", "a,timed,0x1,0,1,0,h,1,2,5,,", "a,timed,1,0,1,99999999,h,1,2,5,,"),
+    *("a,timed,1,0,1,0,'=h\\x0a,1,2,5,,", "a,timed,1,0,1,0,'h\\\\,1,2,5,,", "a,time,1,0,1,0,h,1,2,5,,"),
+    *('a,timed,1,0,1,0,h"i",1,2,5,,', 'a,timed,1,0,1,0,"h"i,1,2,5,,', 'a,timed,1,0,1,0, "h",1,2,5,,'),
+    *('a,timed,1,0,1,0,"h\ni",1,2,5,,', 'a,timed,1,0,1,0,"h,""i",1,2,5,,', 'a,timed,"1",0,1,0,"",1,2,5,,'),
+    *("a,timed,1,0,1,0,NA,1,2,5,None,null", "a,timed,1,0,1,0,h\r,1,2,5,,", "a,timed,1,0,1,0,h,1,2,5,,\r"),
+    *("a,timed,1,0,1,0,h\0,1,2,5,,", "a,timed,1,0,1,0,h\x0c,1,2,5,,", ",timed,1,0,1,0,h,1,2,5,,"),
+    *("a,timed,1,0,1,0,h,1,2,0.1234567890123456789,,", "a,timed,9007199254740993,0,1,0,h,1,2,5,,"),
+]
+DAMAGE = [b"", b",", b'"', b"\n", b"x", b"1", b" ", b"\xff"]
+
+
+def outcome(path):
+    """The rows, or why there are none."""
+    try:
+        return tables.read_table(path, BLOCKS).map(repr).to_numpy().tolist()
+    except UsageError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("line", ODD_LINES)
+def test_columns_are_read_as_cells_are(line, tmp_path, monkeypatch):
+    path = tmp_path / "blocks.csv"
+    path.write_bytes("\n".join([HEADER, USUAL, line, USUAL, ""]).encode())
+    by_columns = outcome(path)
+    monkeypatch.setattr(tables, "_by_columns", lambda *_: None)
+    assert by_columns == outcome(path)
+
+
+@pytest.mark.parametrize("seeds", [(1,), *in_campaign(range(2, 50))])
+def test_columns_of_a_damaged_table_are_read_as_cells_are(seeds, tmp_path, monkeypatch):
+    path = tmp_path / "blocks.csv"
+    good = [ODD_LINES[0], USUAL, 'a,timed,1,0,1,0,"h,""i",1,2,5,,', "a,timed,1,0,1,0,'=h\\x0a,1,2,5,,"]
+    whole = "\n".join([HEADER, *good, ""])
+    contents = []
+    for draw in (random.Random(f"{seed} {number}") for seed in seeds for number in range(50)):
+        content = bytearray(whole.encode())
+        for _ in range(draw.randint(1, 3)):
+            at = draw.randrange(len(HEADER) + 1, len(content))
+            content[at : at + draw.randint(0, 2)] = draw.choice(DAMAGE)
+        contents.append(bytes(content))
+    found = []
+    for by_columns in (True, False):
+        if not by_columns:
+            monkeypatch.setattr(tables, "_by_columns", lambda *_: None)
+        for content in contents:
+            path.write_bytes(content)
+            found.append(outcome(path))
+    assert found[: len(contents)] == found[len(contents) :]
+    assert len({*map(str, found)}) > 5
+
+
+def test_what_a_run_writes_is_read_by_columns(tmp_path, monkeypatch):
+    """Cell by cell a large run would take four times as long."""
     write(tmp_path)
-    whole = tables.load_blocks(tmp_path / "blocks.csv", RANKS, grows=True)
-    monkeypatch.setattr(tables, "_PIECE_ROWS", 2)
-    pd.testing.assert_frame_equal(tables.load_blocks(tmp_path / "blocks.csv", RANKS, grows=True), whole)
+    left = []
+    monkeypatch.setattr(tables, "_rows", lambda lines, *_: iter(left.append([*lines]) or ()))
+    assert len(tables.read_table(tmp_path / "blocks.csv", BLOCKS)) == 21
+    assert left == [[]]
 
 
 @pytest.mark.parametrize(("name", "least"), [("accumulate", 1), ("micro_batches", 1)])
@@ -179,7 +266,7 @@ def block(round_index, *, num_ranks=4):
 
 
 def test_details_are_medians_over_ranks_and_moments_those_of_every_block():
-    case = RoundTimes(map(block, (1, 2, 3))).of_case("b")
+    case = RoundTimes(Block.of_rows(block(r)) for r in (1, 2, 3)).of_case("b")
     assert case.details["compute_slowdown"] == pytest.approx(dict.fromkeys((1, 2, 3), 51.5 / 40))
     assert np.median(case.bucket_moments(2)[3]["ready_ms"], axis=0).tolist() == [4.0, 2.0]
     assert case.bucket_moments(3) == {}, "of another layout"

@@ -20,6 +20,7 @@ from ddp_bench.bench.measure.telemetry import Sample, Telemetry, power_w, summar
 from ddp_bench.bench.modes import Place
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.block_times import TELEMETRY_FAILED, BlockTimes, block_rows
+from ddp_bench.bench.results.blocks import Block
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.worker import devices as rank_devices
 from ddp_bench.bench.worker.devices import sampled
@@ -104,8 +105,7 @@ def test_what_the_sampler_tells_arrives_in_the_table_of_cases(both):
     report = decode(encode(Report(value=block)), AnyAnswer)
     sent = msgspec.convert(report.value, BlockTimes)
     rows = block_rows(1, dp.case.case_id, "timed", 1, 0, 0.0, [("host", 0, sent)])
-    times = RoundTimes()
-    times.add(rows)
+    times = RoundTimes([Block.of_rows(rows)])
     row = case_rows([Outcome(dp)], times).iloc[0]
     assert row["sm_clock_mhz"] == 1410
     assert row["power_w"] == pytest.approx(800, rel=1e-3)

@@ -1,0 +1,87 @@
+"""The blocks of a run, each a phase of a case in one round, made of rows of blocks.csv: one for each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+_COMMON: Mapping[str, Any] = {"case_id": "", "phase": "", "round": 0, "launch": 1, "started_s": 0.0}
+"""Columns in which the ranks of a block agree, and what an empty cell means."""
+
+_TEXTS = ("steps_ms", "detail")
+_OF_RANKS = ("rank", "num_steps", "block_ms", "host", *_TEXTS)
+
+_PIECE_ROWS = 50_000
+"""Rows that are held as Python's objects at a time."""
+
+Numbers = npt.NDArray[np.int64]
+
+
+class Block(NamedTuple):
+    """What the ranks of a block have in common, and of each rank in their order what it measured."""
+
+    case_id: str
+    phase: str
+    round_index: int
+    launch: int
+    started_s: float
+    """In seconds since the run began."""
+    ranks: Sequence[int]
+    num_steps: Sequence[int]
+    block_ms: Sequence[float]
+    hosts: Sequence[str | None]
+    steps_ms: Sequence[Any]
+    """Durations of the steps, or their text."""
+    details: Sequence[Any]
+    """What else the phase measured, or its JSON."""
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[Mapping[str, Any]]) -> Block:
+        """The block that these rows are."""
+        common = (rows[0].get(name) or usual for name, usual in _COMMON.items())
+        return cls(*common, *([row.get(name) for row in rows] for name in _OF_RANKS))
+
+
+def block_numbers(frame: pd.DataFrame) -> Numbers:
+    """Number each row's block, ascending by case, phase and round."""
+    found = np.zeros(len(frame), np.int64)
+    for name in ("case_id", "phase", "round"):
+        codes, values = pd.factorize(frame[name], sort=True)
+        found = found * len(values) + codes
+    return found
+
+
+def starts_of(numbers: Numbers) -> npt.NDArray[np.intp]:
+    """Find the places at which another number begins."""
+    return np.flatnonzero(np.diff(numbers, prepend=-1))
+
+
+def blocks_of(frame: pd.DataFrame, *, in_order: bool = False, with_texts: bool = True) -> Iterator[Block]:
+    """Make the blocks of a blocks.csv, by case, phase and round, or `in_order` of their rows.
+
+    Single steps and details, which take most of the time, only `with_texts`.
+    """
+    numbers = block_numbers(frame)
+    order = np.arange(len(frame)) if in_order else np.argsort(numbers, kind="stable")
+    starts = starts_of(numbers[order])
+    common = (frame[name].iloc[order[starts]].fillna(usual).tolist() for name, usual in _COMMON.items())
+    columns = [
+        frame[name].astype(object).where(frame[name].notna(), None).to_numpy()
+        if name in ("host", *_TEXTS)
+        else frame[name].to_numpy()
+        for name in (_OF_RANKS if with_texts else _OF_RANKS[:-2])
+    ]
+    begun = held = 0
+    for (start, end), told in zip(
+        pairwise([*starts.tolist(), len(frame)]), zip(*common, strict=True), strict=True
+    ):
+        if end > held:
+            begun, held = start, max(start + _PIECE_ROWS, end)
+            cells = [column[order[begun:held]].tolist() for column in columns]
+            cells += [[None] * len(cells[0])] * (len(_OF_RANKS) - len(cells))
+        yield Block(*told, *(column[start - begun : end - begun] for column in cells))
