@@ -23,14 +23,14 @@ Numbers = npt.NDArray[np.int64]
 
 
 class Block(NamedTuple):
-    """What the ranks of a block have in common, and of each rank in their order what it measured."""
+    """Values that the ranks of a block have in common, and lists of what each rank measured, in their order."""
 
     case_id: str
     phase: str
     round_index: int
     launch: int
     started_s: float
-    """In seconds since the run began."""
+    """Seconds since the run began."""
     ranks: Sequence[int]
     num_steps: Sequence[int]
     block_ms: Sequence[float]
@@ -38,7 +38,7 @@ class Block(NamedTuple):
     steps_ms: Sequence[Any]
     """Durations of the steps, or their text."""
     details: Sequence[Any]
-    """What else the phase measured, or its JSON."""
+    """Further values that the phase measured, or their JSON."""
 
     @classmethod
     def of_rows(cls, rows: Sequence[Mapping[str, Any]]) -> Block:

@@ -21,7 +21,7 @@ from .round_times import RoundTimes
 from .tables import read_table
 
 NOT_REACHED_REASON = "not measured: the run ended before this case's first block"
-"""Of a case that is shown as skipped because its turn never came."""
+"""Reason of a case that is shown as skipped because its turn never came."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class LogTables:
 
     @cached_property
     def comparisons(self) -> list[Comparison]:
-        """What the run answers."""
+        """Return the comparisons that the run answers."""
         units = {p.case.case_id: p.case.units_per_step for p in self.state.plan}
         return compared(self.pairs(), self._typical, units=units, margin=self.manifest.margin)
 

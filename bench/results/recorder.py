@@ -180,7 +180,7 @@ class Recorder:
 
     @property
     def comparisons(self) -> list[Comparison]:
-        """What the run answers, as last refreshed."""
+        """Return the comparisons that the run answers, as last refreshed."""
         return self._tables.comparisons
 
     def refresh(self) -> None:
