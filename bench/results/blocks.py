@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import csv
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+
+from ..common.errors import UsageError
+from .columns import BLOCKS
+from .disk import MOST_LINE, open_regular
 
 _COMMON: Mapping[str, Any] = {"case_id": "", "phase": "", "round": 0, "launch": 1, "started_s": 0.0}
 """Columns in which the ranks of a block agree, and what an empty cell means."""
@@ -23,7 +30,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 class Block(NamedTuple):
-    """Values that the ranks of a block have in common, and lists of what each rank measured, in their order."""
+    """Values that the ranks of a block have in common, and lists of what each measured, in their order."""
 
     case_id: str
     phase: str
@@ -85,3 +92,46 @@ def blocks_of(frame: pd.DataFrame, *, in_order: bool = False, with_texts: bool =
             cells = [column[order[begun:held]].tolist() for column in columns]
             cells += [[None] * len(cells[0])] * (len(_OF_RANKS) - len(cells))
         yield Block(*told, *(column[start - begun : end - begun] for column in cells))
+
+
+_PHASE, _ROUND, _RANK = map([column.name for column in BLOCKS].index, ("phase", "round", "rank"))
+
+
+def repair_blocks(path: Path, num_ranks: Mapping[str, int]) -> None:
+    """Cut blocks.csv behind its last whole block, which has a row of every rank: `num_ranks` by case.
+
+    Rows are appended and synced block by block, so no crash damages more than the last. What is broken before
+    a whole block stays for its reader to refuse. Raises OSError, and UsageError for the columns of another
+    version.
+    """
+    if not os.path.lexists(path):
+        return
+    with os.fdopen(open_regular(path, os.O_RDWR), "r+b") as file:
+        header = file.readline(MOST_LINE)
+        known = ",".join(column.name for column in BLOCKS).encode() + b"\n"
+        if header != known and header.endswith(b"\n"):
+            raise UsageError(f"{path} has other columns; go on with the ddp-bench that began the run")
+        keep = end = len(header) if header == known else 0
+        block, count = None, 0
+        while line := file.readline(MOST_LINE):
+            end += len(line)
+            before, block = block, _block_of(line)
+            count = count + 1 if block == before else 1
+            if block and count >= num_ranks.get(block[0], 1):
+                keep = end
+        if keep < end:
+            file.truncate(keep)
+            os.fsync(file.fileno())
+
+
+def _block_of(line: bytes) -> tuple[str, str, str] | None:
+    """Case, phase and round of a row; None of a broken one: a loss of power may leave zeros."""
+    if not line.endswith(b"\n") or b"\0" in line:
+        return None
+    try:
+        cells = next(csv.reader([line.decode("utf-8")], strict=True))
+    except (csv.Error, UnicodeDecodeError, StopIteration):
+        return None
+    if len(cells) != len(BLOCKS) or not cells[_RANK].isdigit():
+        return None
+    return cells[0], cells[_PHASE], cells[_ROUND]

@@ -19,7 +19,7 @@ from ..plan.sweep import Planned, plan_hash
 from ..stats.fit import FITTED
 from .aggregate import allreduce_rows, rate_half_widths
 from .block_times import block_rows
-from .blocks import Block
+from .blocks import Block, repair_blocks
 from .columns import ALLREDUCE, typed_frame
 from .commands import resume_command
 from .comparisons import Comparison
@@ -29,7 +29,7 @@ from .log_tables import LogTables, done_curves
 from .round_times import RoundTimes
 from .run_folder import RUN_FILES, RunWriter
 from .store import read_manifest
-from .tables import read_blocks, readable, repair_blocks
+from .tables import read_blocks, readable
 
 BlockKey = tuple[str, str, int]
 """A block: case id, phase, round."""

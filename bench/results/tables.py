@@ -1,7 +1,6 @@
 """Tables of a results folder, read within limits and checked against the schema: the folder may be anyone's.
 
-Every failure to read is a UsageError that names the file. blocks.csv, which grows while a run measures, is
-repaired where it goes on: cut off behind the last whole block.
+Every failure to read is a UsageError that names the file. blocks.csv may still grow.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from ..common.errors import UsageError
 from ..common.text import csv_cell, csv_text
 from .blocks import Block, block_numbers, blocks_of, starts_of
 from .columns import BLOCKS, LEAST, Column, typed_frame
-from .disk import MOST_CSV_BYTES, MOST_LINE, MOST_TABLE_BYTES, open_regular, open_text
+from .disk import MOST_CSV_BYTES, MOST_LINE, MOST_TABLE_BYTES, open_text
 
 _PIECE_BYTES, _PIECE_ROWS = MOST_LINE, 50_000
 
@@ -294,46 +293,3 @@ def readable(path: Path) -> Iterator[None]:
     except (csv.Error, ValueError, TypeError, KeyError, ArithmeticError, RecursionError, OSError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UsageError(f"{path} cannot be read: {first}; restore the file or leave the run out") from None
-
-
-_PHASE, _ROUND, _RANK = map([column.name for column in BLOCKS].index, ("phase", "round", "rank"))
-
-
-def repair_blocks(path: Path, num_ranks: Mapping[str, int]) -> None:
-    """Cut blocks.csv behind its last whole block, which has a row of every rank: `num_ranks` by case.
-
-    Rows are appended and synced block by block, so no crash damages more than the last. What is broken before
-    a whole block stays for its reader to refuse. Raises OSError, and UsageError for the columns of another
-    version.
-    """
-    if not os.path.lexists(path):
-        return
-    with os.fdopen(open_regular(path, os.O_RDWR), "r+b") as file:
-        header = file.readline(MOST_LINE)
-        known = ",".join(column.name for column in BLOCKS).encode() + b"\n"
-        if header != known and header.endswith(b"\n"):
-            raise UsageError(f"{path} has other columns; go on with the ddp-bench that began the run")
-        keep = end = len(header) if header == known else 0
-        block, count = None, 0
-        while line := file.readline(MOST_LINE):
-            end += len(line)
-            before, block = block, _block_of(line)
-            count = count + 1 if block == before else 1
-            if block and count >= num_ranks.get(block[0], 1):
-                keep = end
-        if keep < end:
-            file.truncate(keep)
-            os.fsync(file.fileno())
-
-
-def _block_of(line: bytes) -> tuple[str, str, str] | None:
-    """Case, phase and round of a row; None of a broken one: a loss of power may leave zeros."""
-    if not line.endswith(b"\n") or b"\0" in line:
-        return None
-    try:
-        cells = next(csv.reader([line.decode("utf-8")], strict=True))
-    except (csv.Error, UnicodeDecodeError, StopIteration):
-        return None
-    if len(cells) != len(BLOCKS) or not cells[_RANK].isdigit():
-        return None
-    return cells[0], cells[_PHASE], cells[_ROUND]

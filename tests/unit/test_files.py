@@ -22,13 +22,14 @@ from ddp_bench.bench.plan.buckets import BucketLayout
 from ddp_bench.bench.plan.resolve import read_toml
 from ddp_bench.bench.plan.sweep import Planned
 from ddp_bench.bench.results import disk, journal
+from ddp_bench.bench.results.blocks import repair_blocks
 from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.columns import typed_frame
 from ddp_bench.bench.results.disk import LOCK, FolderLock
 from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.results.run_folder import RUN_FILES, RunWriter
 from ddp_bench.bench.results.store import load_run
-from ddp_bench.bench.results.tables import read_blocks, repair_blocks
+from ddp_bench.bench.results.tables import read_blocks
 from ddp_bench.bench.run.close import finish
 
 

@@ -84,7 +84,7 @@ def test_a_table_cut_at_any_byte_is_read_up_to_its_last_whole_block(tmp_path, ev
         path.write_bytes(whole[:length])
         read = tables.load_blocks(path, RANKS, grows=True)
         assert read.equals(undamaged.head(len(read)))
-        tables.repair_blocks(path, RANKS)
+        blocks.repair_blocks(path, RANKS)
         kept = [[one.case_id, one.phase, one.round_index] for one in tables.read_blocks(path)]
         assert read[key].drop_duplicates().to_numpy().tolist() == kept
         assert whole.startswith(path.read_bytes())
@@ -96,11 +96,11 @@ def test_zeros_after_a_power_loss_go_and_what_is_broken_before_whole_blocks_stay
     whole = write(tmp_path, num_rounds=30)
     path = tmp_path / "blocks.csv"
     path.write_bytes(whole + b"\0" * (5 * 2**20))
-    tables.repair_blocks(path, RANKS)
+    blocks.repair_blocks(path, RANKS)
     assert path.read_bytes() == whole
     header, first, rest = whole.partition(b"\na,")
     path.write_bytes(broken := header + b"\nx,y" + first + rest)
-    tables.repair_blocks(path, RANKS)
+    blocks.repair_blocks(path, RANKS)
     assert path.read_bytes() == broken
     assert "cannot be read" in said_of(path, lambda path: [*tables.read_blocks(path)])
 
@@ -111,7 +111,7 @@ def test_a_table_of_another_version_is_left_whole(tmp_path):
     other = path.read_bytes().replace(b",launch,", b",", 1)
     path.write_bytes(other)
     with pytest.raises(UsageError, match="has other columns"):
-        tables.repair_blocks(path, RANKS)
+        blocks.repair_blocks(path, RANKS)
     assert path.read_bytes() == other
 
 
