@@ -53,7 +53,7 @@ def assess_confidence(
         for claim in (DIRECTION, SIZES, TRANSFER)
     )
     compared = [one for one in verdicts if one.comparisons]
-    order = "reliable" if compared else "nothing is compared"
+    order = "reliable within this run" if compared else "nothing is compared"
     if compared and all(one.is_open for one in compared):
         order = "nothing is resolved"
     size = f"ratios hold within their intervals{f', with {weak}' if weak else ''}"

@@ -41,14 +41,22 @@ class Conclusion:
 
     @property
     def fastest_id(self) -> str:
-        """The case with the highest rate of those that an answer names as the faster one; empty without."""
+        """Return the case with the highest rate of those that an answer names as the faster one.
+
+        It is empty without one, and where one device has it while a case on several may be as fast.
+        """
         named = {one.faster_id for one in self.verdicts}
         found = [
-            (case.images_per_s.estimate, case.case_id)
+            (case.images_per_s.estimate, case)
             for case in self.cases
             if case.images_per_s and (ONE_DEVICE if case.mode == "single" else case.case_id) in named
         ]
-        return max(found, default=(0.0, ""))[1]
+        if not found:
+            return ""
+        _, fastest = max(found, key=lambda one: one[0])
+        others = (case.speedup for case in self.cases if case.is_ranked and case.num_devices > 1)
+        is_open = fastest.mode == "single" and any(one.high >= 1 for one in others if one)
+        return "" if is_open else fastest.case_id
 
 
 def run_cautions(manifest: Manifest, cases: Sequence[CaseResult], times: RoundTimes) -> list[Caution]:

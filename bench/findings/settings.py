@@ -55,7 +55,11 @@ def answer_settings(cases: Sequence[CaseResult], comparisons: Sequence[Compariso
     noun = "caps" if only_caps else "settings"
     name, fact, label = named[shown.case_id], f"is {ratio(shown.ratio)} as fast", ""
     if best:
-        answer, label, text = FASTER, f"{name} is faster", f"{name} {fact} as {kept}"
+        answer, label, text = (
+            FASTER,
+            f"{name} is faster",
+            f"{name} {fact} as {kept}{_compare_with_one_device(by_id[best.case_id])}",
+        )
     elif unresolved:
         tried = f"the best of {len(known)} {noun}, {name}," if len(known) > 1 else name
         answer, text = UNRESOLVED, f"{UNRESOLVED}: {tried} {fact} as {kept}"
@@ -94,6 +98,13 @@ def answer_settings(cases: Sequence[CaseResult], comparisons: Sequence[Compariso
         width_ratio=width_ratio(proved),
         no_cap_helps=answer == EQUAL and only_caps and len(known) >= MIN_CAPS,
     )
+
+
+def _compare_with_one_device(case: CaseResult) -> str:
+    """Add how fast a case on several devices is beside one device, where that is known."""
+    if case.num_devices < 2 or case.speedup is None:
+        return ""
+    return f"; with it {mode_name(case)} is {ratio(case.speedup)} as fast as one device"
 
 
 def _name_alternative(case: CaseResult, changed: dict[str, str]) -> str:

@@ -36,7 +36,9 @@ def outcome(gate: Gate) -> str:
     if gate.decision.verdict == "missing":
         return f"missing, {listed([c.name for c in gate.decision.reasons], MOST_NAMED)}"
     if not found:
-        return gate.decision.verdict
+        differing = [f"{d.name} differs ({d.then} → {d.now})" for d in gate.differences if d.blocking]
+        is_apart = gate.decision.verdict == "not comparable" and differing
+        return f"not comparable, {listed(differing, MOST_NAMED)}" if is_apart else gate.decision.verdict
     # The rate decides where it can; `comparisons` are sorted, worst first.
     worst = next((c for c in found if c.verdict == found[0].verdict and c.metric == "images_per_s"), found[0])
     metric = "" if worst.column is None or worst.column.is_rate else f"{worst.column.label} of "

@@ -19,14 +19,14 @@ def parser() -> cli.Parser:
     made = cli.Parser(
         "gate",
         "Gate a run against a baseline, or the code as it stands against another commit or environment.",
-        common=("interleave", "threshold", "python", "max_time", "junit"),
+        common=("interleave", "threshold", "python", "html", "junit"),
         examples=(
             ("BASELINE CANDIDATE", "two runs"),
             ("--interleave main -- --workload net:make --gpus 2", "measure both now"),
             ("--interleave . --python /old/venv/bin/python -- --gpus 2", "two environments"),
         ),
-        exit_codes="0 pass, 1 regression or a missing case, 2 your input or setup, 3 undecided or nothing to "
-        "compare, 4 not measured.",
+        exit_codes="0 pass, 1 regression or a missing case, 2 your input or setup, 3 undecided, not "
+        "comparable or nothing to compare, 4 not measured.",
         details="A regression needs both: an interval of candidate / baseline that excludes no change, and a "
         "change beyond the threshold. At most 1% of gates report one that is none: docs/gate.md.",
     )

@@ -30,7 +30,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 class Block(NamedTuple):
-    """Values that the ranks of a block have in common, and lists of what each measured, in their order."""
+    """Values that the ranks of a block have in common, and those of each rank in their order."""
 
     case_id: str
     phase: str

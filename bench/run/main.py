@@ -65,9 +65,9 @@ class CommandHelp:
 
 
 EXAMPLES = (
-    ("--dry-run", "the plan and its time"),
-    ("--gpus 1,2,4", "DP and DDP on 1, 2 and 4 devices"),
+    ("--gpus 1,2,4 --dry-run", "the plan and its time"),
     ("--workload net:make", "your model: make() in net.py"),
+    ("--preset ddp-paper", "the experiments of the DDP paper"),
 )
 
 EXIT_CODES = "0 done, 2 your input or setup, 4 a mode could not be measured."

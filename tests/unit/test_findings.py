@@ -323,7 +323,7 @@ def test_trust_sorts_cautions_by_what_they_weaken(kinds, order, size, alone):
     assert assess_confidence([], cautions, on_cpu=False) is None
     some = [verdict_of(EQUAL, ONE), verdict_of(UNRESOLVED, ONE)]
     assert assess_confidence(some, [], on_cpu=True, load="load").lines == {
-        "which is faster": "reliable",
+        "which is faster": "reliable within this run",
         "by how much": "ratios hold within their intervals; load",
         "next run": "",
         "other machines": "a device here is a CPU core; measure on GPUs",
@@ -334,7 +334,7 @@ def test_trust_sorts_cautions_by_what_they_weaken(kinds, order, size, alone):
     ("by", "order", "size"),
     [
         ((0.9, 1.2), "nothing is resolved", "ratios hold within their intervals"),
-        ((1.2, 1.3), "reliable", "ratios hold within their intervals"),
+        ((1.2, 1.3), "reliable within this run", "ratios hold within their intervals"),
         ((NAN, NAN), "nothing is resolved", "not known: too few rounds for intervals"),
     ],
 )

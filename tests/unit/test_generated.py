@@ -176,7 +176,7 @@ def unknown(made):
     if made.page.trust:
         told = [one for one in made.conclusion.verdicts if not one.is_open]
         compared = [one for one in told if one.comparisons]
-        if made.page.trust["which is faster"] == "reliable" and not compared:
+        if made.page.trust["which is faster"].startswith("reliable") and not compared:
             yield "reliable"
         if made.page.trust["by how much"].startswith("ratios hold") and all(
             one.answer == TOO_FEW for one in made.conclusion.verdicts
