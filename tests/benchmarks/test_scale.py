@@ -8,6 +8,7 @@ Step times come from a fixed pattern. `os.fsync` is left out: its time is the di
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -320,7 +321,7 @@ def spent(*command):
 COMMANDS = {
     "load": ("-c", "import sys; from ddp_bench import load_run; load_run(sys.argv[1])", "{run}"),
     "report": ("-m", "report", "{run}", "--out", "{out}.html"),
-    "gate": ("-m", "bench.gate", "{run}", "{run}"),
+    "gate": ("-m", "bench.gate", "{run}", "{out}"),
     "zip": ("-m", "bench.export", "{run}", "--format", "zip", "--out", "{out}.zip"),
 }
 
@@ -336,6 +337,7 @@ def test_a_run_of_many_rows_is_written_and_read(benchmark, tmp_path, num_caps, n
         f"{found['cases']} cases, {found['rows']:,} rows: ranks wait {share:.2%} of the time for the log "
         f"and for looks at it; all tables take {found['tables_s']:.1f} s at the end"
     )
+    shutil.copytree(run, tmp_path / "gate")
     for name, command in COMMANDS.items():
         code, seconds, peak_mib = spent(*(part.format(run=run, out=tmp_path / name) for part in command))
         print(f"  {name}: {seconds:.1f} s, {peak_mib:.0f} MiB, exit code {code}")
