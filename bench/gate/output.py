@@ -72,10 +72,10 @@ def cards(gate: Gate) -> list[Card]:
         those = [one for one in found if one.verdict == worst]
         if worst == "allowed":
             sentence = f"No case is worse by more than {100 * (those[0].threshold or 0):g}%."
+        elif worst == "not comparable" and any(d.blocking for d in gate.differences):
+            continue  # the headline says what differs
         elif worst == "not comparable":
-            differing = ", ".join(d.name for d in gate.differences if d.blocking)
-            why = f"the runs differ in {differing}" if differing else those[0].reason
-            sentence = _sentence(why)
+            sentence = _sentence(those[0].reason)
         else:
             sentence = _sentence(named(those))
         tone = _TONES.get(worst, UNSURE)
