@@ -315,7 +315,8 @@ def spent(*command):
         [sys.executable, *command], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL
     )
     _, status, usage = os.wait4(process.pid, 0)
-    return os.waitstatus_to_exitcode(status), time.perf_counter() - begun_s, usage.ru_maxrss / 1024
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode, time.perf_counter() - begun_s, usage.ru_maxrss / 1024
 
 
 COMMANDS = {
