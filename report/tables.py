@@ -69,7 +69,8 @@ def results(cases: Sequence[CaseResult], best: str = "") -> list[Table | None]:
     """Tabulate the measured cases that can be compared, then the others; `best` is the id of the fastest."""
     every = named(workloads(cases))
     own = [case for case in on_own_devices(every) if not case.is_stand_in] or every
-    others = [case for case in every if case not in own]
+    own_ids = {case.case_id for case in own}
+    others = [case for case in every if case.case_id not in own_ids]
     rate = figures("Throughput", "images_per_s", per_second(unit_of_cases(every)))
     ratios = SPEEDUP, _EFFICIENCY, _EXPOSED, _OVERLAP, _AGAINST
     shown = (*NAME_IN_PARTS, _STEP, rate)

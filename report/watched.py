@@ -62,7 +62,7 @@ def watched_page(run: RunData, files: Files) -> Page:
         trust=found.trust,
         following=Step(found.advice, "") if found.advice else None,
         notes=found.notes,
-        intervals="In parentheses: 95% intervals.",
+        intervals="95% intervals",
         figures=[draw_ranks(manifest, watched.ranks, shown)] if shown else [],
         tables=[
             *tabulate_settings(found.settings),

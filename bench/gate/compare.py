@@ -77,6 +77,11 @@ class Gate:
         return self.decision.verdict == "undecided" and bool(self.undecided)
 
     @property
+    def blocking(self) -> list[Difference]:
+        """Return the differences that make the sides not comparable."""
+        return [one for one in self.differences if one.blocking]
+
+    @property
     def undecided(self) -> list[Change]:
         """The changes that could fail it and are not known to be within their threshold, nor beyond."""
         return [c for c in self.comparisons if c.decides and c.verdict == "undecided"]

@@ -36,7 +36,7 @@ def outcome(gate: Gate) -> str:
     if gate.decision.verdict == "missing":
         return f"missing, {listed([c.name for c in gate.decision.reasons], MOST_NAMED)}"
     if not found:
-        differing = [f"{d.name} differs ({d.then} → {d.now})" for d in gate.differences if d.blocking]
+        differing = [f"{d.name} differs ({d.then} → {d.now})" for d in gate.blocking]
         is_apart = gate.decision.verdict == "not comparable" and differing
         return f"not comparable, {listed(differing, MOST_NAMED)}" if is_apart else gate.decision.verdict
     # The rate decides where it can; `comparisons` are sorted, worst first.
@@ -100,7 +100,7 @@ def _undecided(gate: Gate) -> str:
 
 
 def _not_comparable(gate: Gate) -> str:
-    names = [d.name for d in gate.differences if d.blocking]
+    names = [d.name for d in gate.blocking]
     if names and gate.decision.reasons:
         ratios = any(c.metric == "speedup" for c in gate.comparisons)
         fix = "--ratios-only still compares speed-up" if ratios else "--interleave REF measures both in turns"

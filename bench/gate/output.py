@@ -72,7 +72,7 @@ def cards(gate: Gate) -> list[Card]:
         those = [one for one in found if one.verdict == worst]
         if worst == "allowed":
             sentence = f"No case is worse by more than {100 * (those[0].threshold or 0):g}%."
-        elif worst == "not comparable" and any(d.blocking for d in gate.differences):
+        elif worst == "not comparable" and gate.blocking:
             continue  # the headline says what differs
         elif worst == "not comparable":
             sentence = _sentence(those[0].reason)
@@ -92,7 +92,7 @@ def warnings(gate: Gate) -> list[str]:
     found = [] if gate.interleaved else [NOT_INTERLEAVED]
     found += [f"{CPU_STAND_IN}."] if gate.on_cpu else []
     found += map(_sentence, gate.cautions)
-    return _lines(found, [f"differs: {_differs(d)}" for d in gate.differences if d.blocking])
+    return _lines(found, [f"differs: {_differs(d)}" for d in gate.blocking])
 
 
 def facts(gate: Gate) -> list[str]:

@@ -15,7 +15,7 @@ from ..page.page import Figure, Page, data_link
 from ..results.tables import csv_bytes
 from .compare import Gate
 from .decide import INFORMING
-from .headline import TONES, headline, outcome, verdict
+from .headline import headline, outcome, verdict
 from .judge import Change
 from .output import outline
 from .runs import GateRun
@@ -36,11 +36,11 @@ def markdown(gate: Gate, baseline: GateRun, candidate: GateRun) -> str:
 
 def page(gate: Gate, baseline: GateRun, candidate: GateRun) -> Page:
     """Make the page of a gate: its outline, changes drawn, all numbers, how both sides ran."""
-    sides, found = {"Baseline": baseline, "Candidate": candidate}, outcome(gate)
+    sides = {"Baseline": baseline, "Candidate": candidate}
     return replace(
         outline(gate),
         title=gate.code.compared(),
-        headline=f"{TONES[gate.decision.verdict].sign} {found[:1].upper()}{found[1:]}",
+        headline=outcome(gate),
         status=f"{gate.decision.verdict}: {gate.code.compared()}",
         figures=[one for name in ("images_per_s", "speedup") if (one := _figure(gate, name)) is not None],
         data=data_link("comparison.csv", _csv(gate)),

@@ -157,6 +157,8 @@ class Page:
     """The numbers as CSV within the page."""
     conditions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     intervals: str = ""
-    """Meaning of bars and of numbers in parentheses."""
+    """Meaning of the numbers in parentheses."""
+    are_bars: bool = False
+    """True where figures draw these intervals as bars."""
     terms: Mapping[str, str] = field(default_factory=dict)
     """Meanings of the words of figures and the headings of tables: each is said where it first stands."""

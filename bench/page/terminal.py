@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from itertools import chain, repeat
 
 from rich import box
 from rich.cells import cell_len
@@ -35,8 +34,8 @@ def show(page: Page, *, place: str = "", piped_width: int = PIPED_WIDTH) -> None
     """
     width = RichConsole(file=sys.stdout).width if sys.stdout.isatty() else piped_width
     text_width = min(width, TEXT_WIDTH)
-    labels_of_trust = chain(["Confidence"], repeat(""))
-    after = [(next(labels_of_trust), f"{claim}: {worth}") for claim, worth in page.trust.items()]
+    trust = enumerate(page.trust.items())
+    after = [("" if i else "Confidence", f"{claim}: {worth}") for i, (claim, worth) in trust]
     after += [("Next step", page.following.why)] if page.following else []
     answers = [(card.title, card.sentence) for card in page.cards]
     labels = max([LABEL_WIDTH, *(len(visible(label)) + 2 for label, _ in (*answers, *after))])
@@ -57,7 +56,7 @@ def show(page: Page, *, place: str = "", piped_width: int = PIPED_WIDTH) -> None
         _print(table.title, gap=any(head) or bool(answers) or i > 0)
         _show_table(table, width, text_width)
     explained = " The report explains the columns." if place and page.terms else ""
-    _print(f"{page.intervals.replace(' and as bars', '')}{explained}" if page.tables else "")
+    _print(f"In parentheses: {page.intervals}.{explained}" if page.intervals and page.tables else "")
     _print(*(_filled("- ", note, text_width) for note in page.notes), gap=True)
     command = f"  {page.following.command}" if page.following and page.following.command else ""
     _print(*labelled(after), command, f"{'Report':<{labels}}{place}" if place else "", gap=True)

@@ -79,7 +79,7 @@ def block(case_id, index, round_index, num_ranks):
 
 def recorded_run(folder, num_caps, num_rounds, num_ranks):
     """Numbers of cases and blocks, processor time of every part, and peak memory."""
-    os.fsync = lambda _descriptor: None
+    os.fsync, folder = lambda _descriptor: None, Path(folder)
     cpu_s = {}
 
     @contextmanager
@@ -130,10 +130,10 @@ def recorded_run(folder, num_caps, num_rounds, num_ranks):
     }
 
 
-def play(what, folder, *sizes):
+def play(what, *arguments):
     """Call a function of this file in a process of its own, so that the memory is its own."""
     done = subprocess.run(
-        [sys.executable, __file__, what, str(folder), *map(str, sizes)],
+        [sys.executable, __file__, what, json.dumps(arguments, default=str)],
         env={**os.environ, "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT}", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -205,8 +205,8 @@ def fitted(num_cases, num_rounds):
 
 def reread(folder, num_caps, num_ranks, num_buckets):
     """Processor time to begin a run of 48 cases a cap, and to load it with the buckets of nine of them."""
-    os.fsync = lambda _descriptor: None
-    writer, begun_s = made.new_run(Path(folder)), time.process_time()
+    os.fsync, folder = lambda _descriptor: None, Path(folder)
+    writer, begun_s = made.new_run(folder), time.process_time()
     writer.write_manifest(Manifest())
     planned = plan(num_caps, 2)
     Recorder.begin(planned, writer)
@@ -221,33 +221,18 @@ def reread(folder, num_caps, num_ranks, num_buckets):
     every = pd.concat([rows.assign(rank=rank) for rank in range(num_ranks)] * 9)
     writer.replace("buckets.csv", every)
     begun_s = time.process_time()
-    run = load_run(Path(folder))
+    run = load_run(folder)
     load_s = time.process_time() - begun_s
-    assert read(Path(folder)).plan == planned
+    assert read(folder).plan == planned
     assert (len(run.cases), len(run.buckets)) == (48 * num_caps + 1, len(every))
-    mb = {name: (Path(folder) / name).stat().st_size / 1e6 for name in ("cases.csv", "buckets.csv", JOURNAL)}
+    mb = {name: (folder / name).stat().st_size / 1e6 for name in ("cases.csv", "buckets.csv", JOURNAL)}
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {"begin_s": begin_s, "load_s": load_s, "peak_mib": peak_mib, **mb}
 
 
-def alone(call):
-    """What a call of a function of this file returns, in a process of its own."""
-    here = Path(__file__).parent
-    code = f"import json, test_scale; print(json.dumps(test_scale.{call}))"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": f"{here}:{ROOT / 'tests'}:{ROOT}", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout)
-
-
 @pytest.mark.parametrize(("num_cases", "num_rounds"), [(500, 30), (2000, 30), (5000, 30), (5000, 400)])
 def test_fit_of_many_cases(benchmark, num_cases, num_rounds):
-    found = benchmark.pedantic(lambda: alone(f"fitted({num_cases}, {num_rounds})"), rounds=1)
+    found = benchmark.pedantic(lambda: play("fitted", num_cases, num_rounds), rounds=1)
     print(f"fit of {num_cases} cases in {num_rounds} rounds: {found}")
     benchmark.extra_info |= found
     assert found["peak_mib"] < 1024
@@ -255,14 +240,14 @@ def test_fit_of_many_cases(benchmark, num_cases, num_rounds):
 
 @pytest.mark.timeout(1200)
 def test_20000_cases_and_buckets_of_1024_ranks_are_read_again(benchmark, tmp_path):
-    found = benchmark.pedantic(lambda: alone(f"reread({str(tmp_path / 'run')!r}, 417, 1024, 66)"), rounds=1)
+    found = benchmark.pedantic(lambda: play("reread", tmp_path / "run", 417, 1024, 66), rounds=1)
     print(f"20,017 cases, 608,256 buckets: {found}")
     benchmark.extra_info |= found
 
 
 def log_of(folder, num_caps, num_rounds, num_ranks):
     """Write a run by its recorder; the rows, seconds of measuring, and those that its ranks wait for it."""
-    os.fsync = lambda _descriptor: None
+    os.fsync, folder = lambda _descriptor: None, Path(folder)
     planned = plan(num_caps, num_ranks)
     writer = made.new_run(folder)
     told = {"plan_hash": plan_hash(planned), "created_utc": "2026-01-02T03:04:05+00:00"}
@@ -330,7 +315,7 @@ COMMANDS = {
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("num_caps", "num_rounds"), [(10, 21)])
 def test_a_run_of_many_rows_is_written_and_read(benchmark, tmp_path, num_caps, num_rounds):
-    """Of 48 cases a cap, on 64 ranks."""
+    """Write 48 cases a cap, on 64 ranks, and run each command that reads them."""
     run = tmp_path / "run"
     found = benchmark.pedantic(lambda: play("log_of", run, num_caps, num_rounds, 64), rounds=1)
     share = found["waiting_s"] / found["measuring_s"]
@@ -345,4 +330,4 @@ def test_a_run_of_many_rows_is_written_and_read(benchmark, tmp_path, num_caps, n
 
 
 if __name__ == "__main__":
-    print(json.dumps(globals()[sys.argv[1]](Path(sys.argv[2]), *map(int, sys.argv[3:]))))
+    print(json.dumps(globals()[sys.argv[1]](*json.loads(sys.argv[2]))))

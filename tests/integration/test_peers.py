@@ -1,4 +1,4 @@
-"""What ranks tell each other in a proof: more of them than a binary tree's first rank speaks to."""
+"""Messages between the ranks of a proof: more of them than a binary tree's first rank speaks to."""
 
 import pytest
 from rank_pool import run_ranks
