@@ -209,7 +209,7 @@ def reread(folder, num_caps, num_ranks, num_buckets):
     writer, begun_s = made.new_run(folder), time.process_time()
     writer.write_manifest(Manifest())
     planned = plan(num_caps, 2)
-    Recorder.begin(planned, writer)
+    Recorder.begin(planned, writer).write()
     begin_s = time.process_time() - begun_s
     ends = {
         f"{name}_ms{end}": 12.3456
