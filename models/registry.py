@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import difflib
 import importlib
 import inspect
 import re
-import signal
 import sys
-import threading
-from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..bench.common.errors import UsageError
+from ..bench.common.values import did_you_mean
 from ..bench.machine.provenance import not_found
 from ..bench.plan.resolve import default_image_size
 from ..bench.plan.settings import IMAGES, Settings
@@ -43,10 +39,6 @@ ARCHS: tuple[str, ...] = (
 )
 """Built-in architectures: ResNet-20 for 32x32 images, the others from torchvision, without weights."""
 
-LOADING_LIMIT_S = 300.0
-"""Time for importing a workload and making its first module. The conductor's limit for the start is longer,
-and its message has no traceback."""
-
 _SPEC = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*)")
 
 
@@ -64,7 +56,7 @@ def resnet_workload(arch: str, image_size: int) -> Workload:
     Raises UsageError for an unknown architecture.
     """
     if arch not in ARCHS:
-        raise UsageError(f"unknown architecture {arch!r}{_nearest(arch, ARCHS)}; known: {', '.join(ARCHS)}")
+        raise UsageError(f"unknown architecture {arch!r}; {did_you_mean(arch, ARCHS)}")
     small = arch == "resnet20"
     return Workload(
         name=arch,
@@ -110,50 +102,27 @@ def load_workload(spec: str, image_size: int, num_outputs: int | None = None) ->
     Another process that has looked at the model gives `num_outputs`, 0 where they matter not; the user's
     forward and loss, which may keep what they see first, then do not run here.
 
-    Raises UserCodeError where the user's code raises or takes longer than `LOADING_LIMIT_S`, UsageError for
-    everything else that is wrong.
+    Raises UserCodeError where the user's code raises, UsageError for everything else that is wrong.
     """
-    with _limited():
-        target = _resolve(spec)
-        looks = num_outputs is None
-        if isinstance(target, Workload):
-            return checked(target, looks=looks)
-        if isinstance(target, nn.Module):
-            raise UsageError(
-                f"{spec} is one module; every mode needs a fresh one: name a function that makes it"
-            )
-        if not callable(target):
-            raise UsageError(f"{spec} is {describe(target)}; it must be a models.Workload or a function")
-        with torch.random.fork_rng(devices=[]):
-            made = _call(target, spec)
-        if isinstance(made, Workload):
-            return checked(made, looks=looks)
-        if not isinstance(made, nn.Module):
-            raise UsageError(
-                f"{spec} returned {describe(made)}; it must return an nn.Module or a models.Workload"
-            )
-        num_classes = num_outputs or _num_classes(made, spec, image_size)
+    target = _resolve(spec)
+    looks = num_outputs is None
+    if isinstance(target, Workload):
+        return checked(target, looks=looks)
+    if isinstance(target, nn.Module):
+        raise UsageError(f"{spec} is one module; every mode needs a fresh one: name a function that makes it")
+    if not callable(target):
+        raise UsageError(f"{spec} is {describe(target)}; it must be a models.Workload or a function")
+    with torch.random.fork_rng(devices=[]):
+        made = _call(target, spec)
+    if isinstance(made, Workload):
+        return checked(made, looks=looks)
+    if not isinstance(made, nn.Module):
+        raise UsageError(
+            f"{spec} returned {describe(made)}; it must return an nn.Module or a models.Workload"
+        )
+    num_classes = num_outputs or _num_classes(made, spec, image_size)
     batch = partial(synthetic_images, image_size=image_size, num_classes=num_classes)
     return Workload(name=spec, module=target, batch=batch, image_size=image_size, unit=IMAGES)
-
-
-@contextlib.contextmanager
-def _limited() -> Iterator[None]:
-    """Raise TimeoutError in what takes too long, where signals reach it: in the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(*_: object) -> None:
-        raise TimeoutError(f"not done after {LOADING_LIMIT_S:.0f} s")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, LOADING_LIMIT_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def synthetic_images(
@@ -162,11 +131,6 @@ def synthetic_images(
     """Normal noise (batch_size, 3, image_size, image_size) and uniform classes (batch_size,)."""
     images = torch.randn(batch_size, 3, image_size, image_size, generator=generator)
     return images, torch.randint(num_classes, (batch_size,), generator=generator)
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    matches = difflib.get_close_matches(name, list(known), n=1)
-    return f", did you mean {matches[0]!r}?" if matches else ""
 
 
 def _resolve(spec: str) -> Any:
@@ -188,9 +152,7 @@ def _resolve(spec: str) -> Any:
             raise
     if not hasattr(module, name):
         public = [key for key in vars(module) if not key.startswith("_")]
-        raise UsageError(
-            f"module {match['module']} has no {name!r}{_nearest(name, public)}; give a name it defines"
-        )
+        raise UsageError(f"module {match['module']} has no {name!r}; {did_you_mean(name, public)}")
     return getattr(module, name)
 
 

@@ -11,7 +11,6 @@ from torch import nn
 from torchvision.models import get_model_weights
 
 from ddp_bench.bench.common.errors import UsageError, UserCodeError
-from ddp_bench.models import registry
 from ddp_bench.models.profile import num_outputs, profile_workload
 from ddp_bench.models.registry import ARCHS, load_workload, resnet_workload
 from ddp_bench.models.workload import Workload
@@ -53,16 +52,8 @@ def test_every_architecture_takes_its_own_batches(arch):
     assert int(targets.max()) < outputs.shape[1]
 
 
-@pytest.mark.parametrize("source", ["import time; time.sleep(99)", "def make():\n    while True: pass"])
-def test_a_workload_that_hangs_ends_with_its_cause(write, monkeypatch, source):
-    monkeypatch.setattr(registry, "LOADING_LIMIT_S", 0.2)
-    write(source)
-    with pytest.raises(UserCodeError, match="not done after 0 s"):
-        load_workload("user.net:make", 8)
-
-
 def test_an_unknown_architecture_names_the_nearest_and_all():
-    with pytest.raises(UsageError, match=r"'resnet5O', did you mean 'resnet50'.*known: resnet20, resnet18"):
+    with pytest.raises(UsageError, match=r"'resnet5O'; did you mean 'resnet50'.*known: resnet20, resnet18"):
         resnet_workload("resnet5O", 64)
     with pytest.raises(UsageError, match="'zzz'; known:"):
         resnet_workload("zzz", 64)
@@ -201,7 +192,7 @@ def test_what_a_script_writes_on_import_is_passed_on_and_its_handlers_go_on(writ
 
 
 REFUSED = [
-    ("def make_net(): ...", "has no 'make', did you mean 'make_net'"),
+    ("def make_net(): ...", "has no 'make'; did you mean 'make_net'"),
     ("make = 3", "is an int; it must be a models.Workload or a function"),
     ("make = None", "is None; it must be"),
     ("make = nn.Linear(3, 3)", "is one module; every mode needs a fresh one"),
