@@ -56,9 +56,7 @@ class Sample:
     """Time on the monotonic clock, which all processes of a host share."""
     sm_clock_mhz: float | None = None
     energy_j: float | None = None
-    """Used since the driver was loaded."""
-    power_w: float | None = None
-    """Read only where there is no energy counter."""
+    """Used since the driver was loaded; GPUs older than Volta do not count it."""
     temperature_c: float | None = None
     reasons: frozenset[ClockReason] | None = None
 
@@ -76,18 +74,14 @@ def summary(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def power_w(samples: Sequence[Sample]) -> float | None:
-    """The mean power: how fast the energy counter rises, else the mean of readings; None where unknown.
+    """The mean power: how fast the energy counter rises; None where there is none, or the span is too short.
 
     Since Ampere (but GA100) a reading is an average over the last second, which may lie before the block.
-    GPUs without a counter are older than Volta, and read the power of the moment.
     """
     counted = [(s.moment_s, s.energy_j) for s in samples if s.energy_j is not None]
-    if not counted:
-        readings = [s.power_w for s in samples if s.power_w is not None]
-        return fmean(readings) if readings else None
-    moments_s, energies_j = zip(*counted, strict=True)
-    if moments_s[-1] - moments_s[0] < LEAST_COUNTED_S:
+    if not counted or counted[-1][0] - counted[0][0] < LEAST_COUNTED_S:
         return None
+    moments_s, energies_j = zip(*counted, strict=True)
     # All samples, not the first and last alone: each is late by up to a step of the counter.
     slope = float(linear_regression(moments_s, energies_j).slope)
     return slope if slope > 0 else None  # a counter that stands still counts nothing
@@ -109,12 +103,10 @@ def read(handle: Any) -> Sample:
     """Sample a GPU now; the moment is that of the energy counter."""
     energy_mj = ask_nvml("nvmlDeviceGetTotalEnergyConsumption", handle)
     moment_s = time.monotonic()
-    power_mw = ask_nvml("nvmlDeviceGetPowerUsage", handle) if energy_mj is None else None
     return Sample(
         moment_s=moment_s,
         sm_clock_mhz=ask_nvml("nvmlDeviceGetClockInfo", handle, pynvml.NVML_CLOCK_SM),
         energy_j=None if energy_mj is None else energy_mj / 1000,
-        power_w=None if power_mw is None else power_mw / 1000,
         temperature_c=ask_nvml(
             "nvmlDeviceGetTemperatureV|nvmlDeviceGetTemperature", handle, pynvml.NVML_TEMPERATURE_GPU
         ),

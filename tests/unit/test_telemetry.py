@@ -279,12 +279,11 @@ def test_power_of_a_counter_that_moves_in_steps():
 @pytest.mark.parametrize(
     ("samples", "watts"),
     [
-        ([Sample(moment_s=t / 10, power_w=w) for t, w in enumerate([100, 200, 240])], 180),
         ([Sample(moment_s=t / 20, energy_j=50.0 * t) for t in range(3)], None),
         ([Sample(moment_s=float(t), energy_j=7.0) for t in range(3)], None),
         ([Sample(moment_s=1.0)], None),
     ],
-    ids=["readings", "too short to count", "a counter that stands still", "unknown"],
+    ids=["too short to count", "a counter that stands still", "unknown"],
 )
 def test_power_without_a_usable_counter(samples, watts):
     assert power_w(samples) == (None if watts is None else pytest.approx(watts))
