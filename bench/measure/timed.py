@@ -12,18 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...models.data import BatchSource, open_source
-from ...models.step import float32_precision, optimizer_of, placed
-from ...models.workload import Batch, Loss, Workload, loss_function, make_module
+from ...models.data import BatchSource
+from ...models.step import optimizer_of
+from ...models.workload import Batch, Loss, Workload, loss_function
 from ..modes import Mode
-from ..modes.base import SingleMode
 from ..plan.case import Case
 from ..results.block_times import DEVICE_ALLOCS, BlockTimes
-from .clock import Clock, make_clock
+from .clock import Clock
 from .memory import num_device_allocs
-
-PROBE_MS, MOST_PROBED = 3000.0, 30
-"""A probe of single takes about so long, and so many steps at most."""
 
 LEAD_IN_STEPS = {"cpu": 0, "cuda": 2}
 """Untimed steps of a block by kind of device: a GPU that was idle raises its clock, fills its queue and gets
@@ -217,25 +213,6 @@ def run_block(
         steps_ms = clock.read_ms()
     detail = {DEVICE_ALLOCS: num_device_allocs(gpus) - before} if gpus else {}
     return BlockTimes(sum(steps_ms), tuple(steps_ms), detail)
-
-
-def probe(workload: Workload, case: Case, device: torch.device) -> list[float]:
-    """Milliseconds of some steps of `case`, a `single` one: enough to say what a plan costs and can tell."""
-    if device.type == "cpu":
-        torch.set_num_threads(1)
-    torch.backends.cudnn.benchmark = case.cudnn_benchmark
-    module = placed(make_module(workload), case, device)
-    source = open_source(
-        workload, data="device", batch_size=case.global_batch, rank=0, world_size=1, device=device, seed=0
-    )
-    trainer = Trainer(case, SingleMode(module), workload, source)
-    clock = make_clock(device)
-    with float32_precision(case.precision, device):
-        first_ms = run_block(trainer.step, 3, clock).steps_ms[-1]
-        num_steps = min(max(int(PROBE_MS / first_ms), 1), MOST_PROBED)
-        steps_ms = run_block(trainer.step, num_steps, clock).steps_ms
-    trainer.close()
-    return list(steps_ms)
 
 
 @contextlib.contextmanager

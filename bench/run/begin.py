@@ -17,7 +17,7 @@ from ..machine.manifest import Manifest
 from ..machine.provenance import describe_run
 from ..plan import sweep as plan
 from ..plan.buckets import cap_limits
-from ..plan.case import split_of, why_too_few
+from ..plan.case import Case, split_of, why_too_few
 from ..plan.resolve import with_device_defaults
 from ..plan.settings import NCCL_BACKENDS, ResolvedSettings, Settings
 from ..plan.sweep import Machine, Planned
@@ -236,6 +236,23 @@ def _check(settings: ResolvedSettings, machine: Machine, first: Devices) -> None
             f"--share-gpus on: NCCL {'.'.join(map(str, nccl))} lets ranks share a GPU only where there is "
             "one; set CUDA_VISIBLE_DEVICES=0, or use a torch with NCCL 2.30"
         )
+
+
+def begin_ranks(workers: Workers, job: Job, cases: Sequence[Case], num_ranks: int) -> list[Begun]:
+    """Have the first `num_ranks` take their devices and meet, for these cases. Raises RestartError."""
+    there = workers.launched
+    begin = m.Begin(
+        settings=job.settings,
+        num_outputs=job.inspected.num_outputs,
+        cases=tuple(cases),
+        world_size=num_ranks,
+        local_world_size=min(there.local_world_size, num_ranks) if there else num_ranks,
+        meeting=workers.name,
+        port=workers.store_port,
+        seen=job.seen,
+    )
+    everyone = dict.fromkeys(range(num_ranks), begin)
+    return [*workers.values(everyone, "start-up", START_LIMIT_S).values()]
 
 
 def new_manifest(

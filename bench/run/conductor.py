@@ -21,11 +21,10 @@ from ..plan import sweep as plan
 from ..plan.settings import Settings
 from ..results.recorder import Recorder
 from ..results.store import read_manifest
-from ..worker import messages as m
 from ..worker.facts import Begun
-from .begin import Job, check_alike, new_manifest, resolved_on
+from .begin import Job, begin_ranks, check_alike, new_manifest, resolved_on
 from .close import STOPPED_BY_ERROR, How, close, finish
-from .failures import MOST_IDLE_ATTEMPTS, START_LIMIT_S, Failure, RestartError, is_stuck
+from .failures import MOST_IDLE_ATTEMPTS, Failure, RestartError, is_stuck
 from .open_folder import begin_attempt, check_same, open_run, progress_in, settle_fault
 from .rounds import Rounds
 from .workers import Workers
@@ -110,19 +109,8 @@ class Conductor:
         workers = self._workers
         workers.open()
         workers.grow(plan.world_size(job.plan))
-        there = workers.launched
-        begin = m.Begin(
-            settings=job.settings,
-            num_outputs=job.inspected.num_outputs,
-            cases=tuple(p.case for p in job.plan if p.skip_reason is None),
-            world_size=len(workers),
-            local_world_size=there.local_world_size if there else len(workers),
-            meeting=workers.name,
-            port=workers.store_port,
-            seen=job.seen,
-        )
-        everyone = dict.fromkeys(range(len(workers)), begin)
-        begun = [*workers.values(everyone, "start-up", START_LIMIT_S).values()]
+        cases = [p.case for p in job.plan if p.skip_reason is None]
+        begun = begin_ranks(workers, job, cases, len(workers))
         check_alike(begun)
         return begun
 

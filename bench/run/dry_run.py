@@ -16,10 +16,13 @@ from ..plan import sweep as plan
 from ..plan.settings import AXES, as_text
 from ..results.case_result import CaseResult
 from ..worker import messages as m
-from .begin import Job
+from .begin import Job, begin_ranks
 from .failures import START_LIMIT_S
 from .stop_rule import estimate_s
 from .workers import Workers
+
+PROBE_S, NUM_COLD = 1.0, 2
+"""Seconds that single trains to tell how long a step takes, at least, and first steps, which do not count."""
 
 MAX_ROWS, NUM_FIRST = 40, 5
 """Cases above which a plan prints only the first and last ones, and how many of each."""
@@ -33,8 +36,9 @@ def show_plan(workers: Workers, job: Job, *, as_json: bool = False) -> None:
     """
     # Eager: a plan should not take the minutes of a compiler, nor need one.
     eager = replace(job.plan[0].case, compile="off")
-    first = m.Probe(settings=job.settings, case=eager, num_outputs=job.inspected.num_outputs)
-    steps_ms = workers.value(0, first, "the probe of single", START_LIMIT_S)
+    begin_ranks(workers, job, [eager], 1)
+    warm = m.Warm(index=0, case=eager, least_s=PROBE_S, compares=False)
+    steps_ms = workers.value(0, warm, "the probe of single", START_LIMIT_S).times.steps_ms[NUM_COLD:]
     runnable = [p for p in job.plan if p.skip_reason is None]
     step_s, of_single = median(steps_ms) / 1000, job.plan[0].case
     batch = of_single.global_batch

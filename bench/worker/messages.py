@@ -127,21 +127,12 @@ class Inspect(Command[Inspected], frozen=True):
     settings: ResolvedSettings
 
 
-class Probe(Command[list[float]], frozen=True):
-    """Time some steps of a `single` case, in milliseconds."""
-
-    settings: ResolvedSettings
-    case: Case
-    num_outputs: int = 0
-    """Number that the worker which has looked at the model tells; none of those that train looks."""
-
-
 class Begin(Command[Begun], frozen=True):
     """Take a device, meet the other ranks and make the model that all cases begin with."""
 
     settings: ResolvedSettings
     num_outputs: int
-    """The same as in Probe."""
+    """Number that the worker which has looked at the model tells; none of those that train looks."""
     cases: tuple[Case, ...]
     """Those that run."""
     world_size: int

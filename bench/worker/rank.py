@@ -22,7 +22,6 @@ from ...models.data import images_for
 from ...models.profile import num_outputs, profile_workload
 from ...models.registry import num_classes_of, workload_of
 from ...models.step import float32_precision, has_fused_optimizer, takes_images
-from ...models.workload import Workload
 from ..common.errors import RAISED_BY_USERS, UsageError, UserCodeError
 from ..common.tracebacks import formatted, place_of
 from ..machine.host import oom_kills, raise_open_file_limit, versions
@@ -34,7 +33,6 @@ from ..measure.faults import classify_error
 from ..measure.groups import as_default, check_link, finish, new_group, num_launched, waiting_for
 from ..measure.memory import release_cache, release_memory
 from ..measure.standalone import allreduce_ms
-from ..measure.timed import probe
 from ..modes import require_compiler
 from ..plan.settings import ResolvedSettings
 from ..proof.agreement import differing_gradients
@@ -89,9 +87,6 @@ class Rank:
                 return look(command.device, self._local_rank)
             case m.Inspect():
                 return self._inspect(command.settings)
-            case m.Probe(settings=settings, case=case):
-                workload = self._loaded(settings, command.num_outputs)
-                return probe(workload, case, torch.device(case.device_type))
             case m.Begin():
                 return self._begin(command)
             case m.Wait():
@@ -166,13 +161,11 @@ class Rank:
             parameters=tuple(trainable(workload)) if settings.calibrate else (),
         )
 
-    def _loaded(self, settings: ResolvedSettings, num_outputs: int) -> Workload:
-        workload = workload_of(settings, num_outputs)
-        return dataclasses.replace(workload, channels_last=settings.first("channels_last"))
-
     def _begin(self, asked: m.Begin) -> Begun:
         settings = asked.settings
-        workload = self._loaded(settings, asked.num_outputs)
+        workload = dataclasses.replace(
+            workload_of(settings, asked.num_outputs), channels_last=settings.first("channels_last")
+        )
         if not dist.is_initialized():
             raise_open_file_limit(asked.num_connections)
             self.place, self._bound_cores = take_place(asked, self.number, self._local_rank)
@@ -248,7 +241,7 @@ def answer_to(error: BaseException, *, is_of_a_case: bool = True) -> m.Report:
     return replace(found, place=place, traceback=formatted(error))
 
 
-BEFORE_CASES = (m.Open, m.Look, m.Inspect, m.Probe, m.Begin)
+BEFORE_CASES = (m.Open, m.Look, m.Inspect, m.Begin)
 """Commands that concern the run as a whole."""
 
 OF_A_CASE = (m.Split, m.Prove, m.Warm, m.Compare, m.Block, m.Agree)
