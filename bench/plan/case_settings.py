@@ -26,8 +26,13 @@ def _compile_modes(text: str) -> tuple[str, ...]:
 
 
 def option(default: Any, parse: Callable[[str], Any], meaning: str, metavar: str, **more: Any) -> Any:
-    """A field that a user can give: its default, its parser, what `--help` says, and what else is known."""
-    return field(default=default, metadata={"parse": parse, "help": meaning, "metavar": metavar, **more})
+    """A field that a user can give: its default, its parser, what `--help` says, and what else is known.
+
+    Its column of cases.csv is described as in `--help`, unless `column` says more.
+    """
+    column = meaning.partition(" (default")[0]
+    known = {"parse": parse, "help": meaning, "metavar": metavar, "column": column}
+    return field(default=default, metadata=known | more)
 
 
 def _axis(default: Value, parse: Callable[[str], Value], *facts: Any, **more: Any) -> Any:
@@ -36,14 +41,14 @@ def _axis(default: Value, parse: Callable[[str], Value], *facts: Any, **more: An
 
 
 def _switch(meaning: str, short: str, *, default: bool = False, **more: Any) -> Any:
-    return _axis(default, switch, meaning, "on|off,…", short=short, **{"column": "DDP setting"} | more)
+    return _axis(default, switch, meaning, "on|off,…", short=short, **more)
 
 
-def _step_switch(meaning: str, column: str, label: str) -> Any:
+def _step_switch(meaning: str, label: str) -> Any:
     def parse(text: str) -> tuple[bool]:
         return (switch(text),)
 
-    return option(False, parse, meaning, "on|off", column=column, label=label)
+    return option(False, parse, meaning, "on|off", label=label)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,18 +78,12 @@ class DdpSettings:
     skip_all_reduce_unused_params: bool = _switch(
         "DDP: send no bucket of parameters without gradient; with --find-unused-parameters or --static-graph",
         "skip",
-        column="DDP setting; with it no `comm_ms`: not every bucket is sent",
+        column="DDP: send no bucket of parameters without gradient; no `comm_ms`: not every bucket is sent",
         unmeasured=("comm", "calibration"),
     )
-    batched_grad_copy: bool = _switch(
-        "DDP: copy all gradients of a bucket at once (torch ≥ 2.12)",
-        "batched",
-        column="DDP setting, torch ≥ 2.12",
-    )
+    batched_grad_copy: bool = _switch("DDP: copy all gradients of a bucket at once (torch ≥ 2.12)", "batched")
     lazy_bucket_allocation: bool = _switch(
-        "DDP: allocate buckets as they become ready (torch ≥ 2.15)",
-        "lazy",
-        column="DDP setting, torch ≥ 2.15",
+        "DDP: allocate buckets as they become ready (torch ≥ 2.15)", "lazy"
     )
     zero_optimizer: bool = _switch(
         "DDP: ranks share the optimizer's state (ZeRO-1, ZeroRedundancyOptimizer)",
@@ -94,24 +93,14 @@ class DdpSettings:
         unmeasured=("comm", "calibration"),
     )
     sync_buffers: bool = _switch(
-        "DDP: broadcast buffers in the forward",
-        "nobuf",
-        default=True,
-        column="whether DDP broadcasts buffers in the forward",
-        kind="training",
+        "DDP: broadcast buffers in the forward", "nobuf", default=True, kind="training"
     )
-    sync_batchnorm: bool = _switch(
-        "DDP: convert to SyncBatchNorm (GPUs only)",
-        "syncbn",
-        column="whether BatchNorm was converted to SyncBatchNorm",
-        kind="training",
-    )
+    sync_batchnorm: bool = _switch("DDP: convert to SyncBatchNorm (GPUs only)", "syncbn", kind="training")
     comm_hook: str = _axis(
         "none",
         choice(COMM_HOOKS),
         "DDP: gradient compression: none, fp16, bf16, powersgd",
         "HOOK,…",
-        column="DDP communication hook: `none`, `fp16`, `bf16` or `powersgd`",
         kind="training",
     )
     accumulate: int = _axis(
@@ -119,7 +108,6 @@ class DdpSettings:
         positive_int,
         "DDP: micro-batches per synchronisation",
         "K,…",
-        column="micro-batches per optimizer step; gradients synchronise on the last",
         short="acc",
         kind="training",
     )
@@ -128,7 +116,6 @@ class DdpSettings:
         choice((DDP_OPTIMIZER, "no_optimization")),
         "compiled DDP: ddp_optimizer splits the graph at buckets, no_optimization does not",
         "WAY,…",
-        column="compiled DDP: `ddp_optimizer` or `no_optimization`",
         kind="other",
     )
 
@@ -142,19 +129,14 @@ class StepSettings:
     """
 
     channels_last: bool = _step_switch(
-        "images and weights in memory format channels_last (default: GPU on, CPU off)",
-        "whether images and weights are in memory format channels_last",
-        "channels_last",
+        "images and weights in memory format channels_last (default: GPU on, CPU off)", "channels_last"
     )
     fused_optimizer: bool = _step_switch(
         "the optimizer's fused kernels (default: GPU on where it has them, CPU off)",
-        "whether the optimizer runs its fused kernels",
         "fused optimizer",
     )
     cudnn_benchmark: bool = _step_switch(
-        "let cuDNN time its algorithms and take the fastest (default: off)",
-        "whether cuDNN chose its algorithms by timing them",
-        "cuDNN benchmark",
+        "let cuDNN time its algorithms and take the fastest (default: off)", "cuDNN benchmark"
     )
     compile: str = option(
         "off",
@@ -175,14 +157,12 @@ class PipelineSettings:
         choice(("gpipe", "1f1b")),
         "pipeline: order of forwards and backwards: gpipe, 1f1b",
         "NAME,…",
-        column="pipeline: order of forwards and backwards, `gpipe` or `1f1b`",
     )
     micro_batches: int = _axis(
         4,
         positive_int,
         "pipeline: micro-batches of a step",
         "M,…",
-        column="pipeline: micro-batches of a step",
         short="m",
     )
 
@@ -196,14 +176,12 @@ class FsdpSettings:
         choice(MP_POLICIES),
         "fsdp, replicate: autocast, or a MixedPrecisionPolicy: bf16 parameters, float32 reduction",
         "POLICY,…",
-        column="`fsdp`, `replicate`: `none` (autocast alone) or `bf16` (a MixedPrecisionPolicy instead)",
         kind="training",
     )
     reshard_after_forward: bool = _switch(
         "fsdp: give a block's parameters back after its forward, and gather them again in the backward",
         "kept",
         default=True,
-        column="`fsdp`: whether a block's parameters are given back after its forward",
     )
 
 
