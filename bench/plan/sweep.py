@@ -1,10 +1,9 @@
-"""The sweep as data: cases, what is skipped and why, the order of each round."""
+"""The sweep as data: cases, and what is skipped and why."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -294,18 +293,6 @@ def _too_few(case: Case, machine: Machine, on_a_node: int) -> str:
 def world_size(plan: Sequence[Planned]) -> int:
     """Ranks the job needs: those of the largest case that runs, at least one."""
     return max((p.case.num_ranks for p in plan if not p.skip_reason), default=1)
-
-
-def equal_layout_reason(case_id: str) -> str:
-    """Why a case is skipped that has the bucket layout of `case_id`."""
-    return f"same bucket layout as {case_id}; see its row"
-
-
-def round_order(num_cases: int, *, seed: int, round_index: int) -> list[int]:
-    """A fresh random order of the cases for each round, the same on every rank."""
-    order = list(range(num_cases))
-    random.Random(f"{seed}/{round_index}").shuffle(order)
-    return order
 
 
 def plan_hash(plan: Sequence[Planned]) -> str:

@@ -18,6 +18,7 @@ from ..results.case_result import CaseResult
 from ..worker import messages as m
 from .begin import Job, begin_ranks
 from .failures import START_LIMIT_S
+from .schedule import round_order
 from .stop_rule import estimate_s
 from .workers import Workers
 
@@ -77,7 +78,7 @@ def show_plan(workers: Workers, job: Job, *, as_json: bool = False) -> None:
 
 def _rows(job: Job, runnable: Sequence[plan.Planned], noun: str) -> list[str]:
     """Write a line for each case."""
-    order = plan.round_order(len(runnable), seed=job.settings.seed, round_index=1)
+    order = round_order(len(runnable), seed=job.settings.seed, round_index=1)
     place = {runnable[i].case.case_id: position + 1 for position, i in enumerate(order)}
     width = max(len(p.case.case_id) for p in job.plan)
     rows = []

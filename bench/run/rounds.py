@@ -10,7 +10,6 @@ from ...report.tables import results
 from ..common.turns import interleaved_id
 from ..machine.load import LoadReading, mean_load, other_loads
 from ..page.terminal import grid
-from ..plan.sweep import equal_layout_reason, round_order
 from ..results.aggregate import images_per_s_by_round, rate_half_widths
 from ..results.case_result import case_results
 from ..results.columns import EQUAL_LAYOUT
@@ -18,7 +17,7 @@ from ..results.journal import Completion
 from ..worker import messages as m
 from .case_runner import CaseFailedError, CaseRunner
 from .failures import block_s
-from .schedule import AFTER_ROUNDS, LiveCase, is_traced, unfinished
+from .schedule import AFTER_ROUNDS, LiveCase, is_traced, round_order, unfinished
 from .standalone import ask_nccl, check_links, measure_curves
 from .stop_rule import dropped, is_look, resting_cases
 
@@ -110,8 +109,8 @@ class Rounds(CaseRunner):
             first = seen.setdefault((*case.apart_from_cap, layout.num_bytes), case.case_id)
             if first != case.case_id and index in live:
                 self.drop(live[index])
-                code = {"reason_code": EQUAL_LAYOUT}
-                self.recorder.set_outcome(index, "skipped", equal_layout_reason(first), code)
+                reason, code = f"same bucket layout as {first}; see its row", {"reason_code": EQUAL_LAYOUT}
+                self.recorder.set_outcome(index, "skipped", reason, code)
 
     def _measure_round(self, round_index: int) -> None:
         """Measure what every live case lacks of this round, in the order that the seed gives."""

@@ -28,6 +28,13 @@ AFTER_ROUNDS = 0
 """The round of a trace that comes after all rounds: a run that is resumed for more of them has it already."""
 
 
+def round_order(num_cases: int, *, seed: int, round_index: int) -> list[int]:
+    """Draw a fresh random order of the cases for each round."""
+    order = list(range(num_cases))
+    random.Random(f"{seed}/{round_index}").shuffle(order)
+    return order
+
+
 def passes_of(case: Case, settings: ResolvedSettings) -> list[str]:
     """Return the passes that are measured of a case beside timed steps, within the rounds."""
     found = ["no_sync", "comm", "anatomy"] if case.communicates else ["anatomy"]

@@ -26,6 +26,7 @@ from ..common.process import allowed_cores, end_with, host_name, own_command
 from ..machine.conditions import NCCL_VARIABLES, Question, needed
 from ..machine.gpus import SHARES_GPUS, gpus, is_exclusive, pairs
 from ..machine.host import cores_in, machine, ranges, read_text, registered_backend, versions
+from ..machine.load import BOOT_ID
 from ..machine.manifest import FirstHost, Manifest, RankPlace
 from ..machine.provenance import own_git_state
 from ..measure.telemetry import Telemetry
@@ -36,8 +37,6 @@ from ..plan.resolve import GpuKind
 from ..plan.settings import NCCL_BACKENDS, ResolvedSettings
 from .facts import Devices, SeenGpus
 from .messages import AskNccl, Begin
-
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def num_gpus() -> int:

@@ -27,7 +27,7 @@ from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.machine.manifest import Manifest
 from ddp_bench.bench.plan.resolve import with_device_defaults
 from ddp_bench.bench.plan.settings import Settings
-from ddp_bench.bench.plan.sweep import Machine, expand, plan_hash, round_order
+from ddp_bench.bench.plan.sweep import Machine, expand, plan_hash
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.block_times import BlockTimes
 from ddp_bench.bench.results.blocks import Block
@@ -41,6 +41,7 @@ from ddp_bench.bench.results.store import RunData, load_run
 from ddp_bench.bench.results.tables import read_blocks
 from ddp_bench.bench.run.open_folder import begin_attempt
 from ddp_bench.bench.run.rounds import Rounds
+from ddp_bench.bench.run.schedule import round_order
 from ddp_bench.bench.stats.fit import fit
 
 NUM_STEPS = 3

@@ -11,7 +11,6 @@ from report_runs import case
 from sample_runs import EVERY_SAMPLE, comparisons, rebuilt
 from test_aggregate import DRIFTING, IDS, PLAN, frames
 
-from ddp_bench.bench.plan.sweep import equal_layout_reason
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.block_times import BlockTimes
 from ddp_bench.bench.results.case_columns import CASES
@@ -195,7 +194,7 @@ def test_a_default_that_has_the_layout_of_another_cap_is_no_reference(tmp_path):
     _, _, cap, default, other = (p.case.case_id for p in plan)
     for index in (0, 1, 2, 4):
         recorder.set_outcome(index, "ok")
-    recorder.set_outcome(3, "skipped", equal_layout_reason(cap))
+    recorder.set_outcome(3, "skipped", f"same bucket layout as {cap}; see its row")
     for r in range(1, 7):
         for case_id, ms in ((other, 50.0), (cap, 100.0)):
             times = BlockTimes(ms + 0.1 * (r % 3), (ms,))

@@ -7,7 +7,8 @@ from made import cap_of, case_of
 
 from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.plan.resolve import resolve, with_device_defaults
-from ddp_bench.bench.plan.sweep import EXCLUSIVE, SHARING, Machine, expand, plan_hash, round_order, world_size
+from ddp_bench.bench.plan.sweep import EXCLUSIVE, SHARING, Machine, expand, plan_hash, world_size
+from ddp_bench.bench.run.schedule import round_order
 from ddp_bench.bench.run.stop_rule import estimate_s, least_warmup_s
 
 CORES_2 = Machine(device_type="cpu", devices_per_node=2)
