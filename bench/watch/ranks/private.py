@@ -42,20 +42,12 @@ FUNCTIONS = (
 """Functions and the names of their first parameters, where they are told."""
 
 ATTRIBUTES = (
-    *(
-        "reducer",
-        "process_group",
-        "logger",
-        "require_backward_grad_sync",
-        "_module_parameters",
-        "_comm_hooks",
-    ),
-    *("_use_python_reducer", "_delay_all_reduce_params", "mixed_precision", "_join_config", "static_graph"),
-    *("gradient_as_bucket_view", "find_unused_parameters"),
-    *("broadcast_buffers", "bucket_bytes_cap", "bucket_bytes_cap_default", "bucket_bytes_cap_list"),
+    *("reducer", "process_group", "logger", "require_backward_grad_sync", "_module_parameters"),
+    *("_comm_hooks", "_use_python_reducer", "_delay_all_reduce_params", "mixed_precision", "_join_config"),
+    *("static_graph", "gradient_as_bucket_view", "find_unused_parameters", "broadcast_buffers"),
+    *("bucket_bytes_cap", "bucket_bytes_cap_default", "bucket_bytes_cap_list"),
 )
 """Attributes of a DDP instance."""
-
 
 RACE_FUNCTIONS = (
     (c10d, "_get_process_group_store", ("pg",)),
@@ -70,11 +62,7 @@ RACE_FUNCTIONS = (
     (Ddp, "_get_ddp_logging_data", ("self",)),
     (getattr(dist, "Reducer", None), "_set_static_graph", ("self",)),
     (getattr(dist, "Logger", None), "_set_static_graph", ("self",)),
-    *(
-        [(CapConfig, "create", ("bucket_cap_mb", "bucket_cap_mb_list", "use_python_reducer"))]
-        if CapConfig
-        else []
-    ),
+    *[(CapConfig, "create", ("bucket_cap_mb", "bucket_cap_mb_list", "use_python_reducer"))] * bool(CapConfig),
 )
 """Further functions that a race of bucket caps calls."""
 
@@ -223,11 +211,10 @@ def before_finalizing(work: Any) -> None:
 
 def register_hook(ddp: Any, state: Any, hook: Any) -> bool:
     """Register a communication hook, but not in `_comm_hooks`, which is pickled; False where there is one."""
-    registering: Any = dist
     if "torch._dynamo" in sys.modules:
         hook = torch.compiler.disable(hook)
     try:
-        registering._register_comm_hook(ddp.reducer, state, hook)
+        dist._register_comm_hook(ddp.reducer, state, hook)
     except RuntimeError:
         return False
     return True
