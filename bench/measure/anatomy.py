@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..modes.ddp import NEVER, DistributedMode, read_overlap
 from ..modes.dp import DataParallelStandIn
@@ -64,9 +64,19 @@ class Anatomy:
         ready = {index: ms(backward_start, moment) for index, moment in self._ready.items()}
         return phases, ready, ms(self._phases[0][1], self._phases[-1][1])
 
-    def ready_hooks(self) -> contextlib.AbstractContextManager[None]:
-        """Note, within it, when each gradient is ready."""
-        return note_ready(self.trainer.mode.module, self.clock.now, self._ready)
+    @contextlib.contextmanager
+    def ready_hooks(self) -> Iterator[None]:
+        """Note, within it, when the gradient of each trained parameter is ready, by its place."""
+
+        def note(index: int, _: Tensor) -> None:
+            self._ready[index] = self.clock.now()
+
+        trained = [p for p in self.trainer.mode.module.parameters() if p.requires_grad]
+        with contextlib.ExitStack() as hooks:
+            for index, parameter in enumerate(trained):
+                handle = parameter.register_post_accumulate_grad_hook(partial(note, index))
+                hooks.callback(handle.remove)
+            yield
 
     @contextlib.contextmanager
     def _marked(self, phase: str) -> Iterator[None]:
@@ -77,21 +87,6 @@ class Anatomy:
 
     def _mark(self, phase: str) -> None:
         self._phases.append((phase, self.clock.now()))
-
-
-@contextlib.contextmanager
-def note_ready(module: nn.Module, now: Callable[[], Any], into: dict[int, Any]) -> Iterator[None]:
-    """Note, within it, when the gradient of each trained parameter is ready, by its place."""
-
-    def note(index: int, _: Tensor) -> None:
-        into[index] = now()
-
-    trained = [p for p in module.parameters() if p.requires_grad]
-    with contextlib.ExitStack() as hooks:
-        for index, parameter in enumerate(trained):
-            handle = parameter.register_post_accumulate_grad_hook(partial(note, index))
-            hooks.callback(handle.remove)
-        yield
 
 
 def run_anatomy(

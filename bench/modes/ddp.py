@@ -74,7 +74,7 @@ class DistributedMode(Mode):
             )
         if self.ddp.will_sync_module_buffers():
             self.broadcast_buffers = self.ddp._sync_buffers  # as its forward does
-        self.sparse = find_sparse(module)
+        self.sparse = _find_sparse(module)
         if case.comm_hook != "none":
             _register_hook(self.ddp, case.comm_hook, group)
 
@@ -114,7 +114,22 @@ class DistributedMode(Mode):
         return compiles_as(self._case)
 
     def bucket_layout(self) -> BucketLayout:
-        return read_layout(self.ddp, self._case.bucket_cap_mb)
+        """The buckets that DDP's reducer reports, the rebuilt ones once it has rebuilt."""
+        if self.ddp.logger is not None:
+            # Otherwise the next forward does, which is one too late after three steps of a static graph.
+            self.ddp.logger.set_runtime_stats_and_log()
+        data = self.ddp._get_ddp_logging_data()  # the reducer's only account of its buckets
+        rebuilt = bool(data.get("has_rebuilt_buckets"))
+        sizes = str(data["rebuilt_bucket_sizes" if rebuilt else "bucket_sizes"])
+        indices = str(data.get("rebuilt_per_bucket_param_indices", "")) if rebuilt else ""
+        num_bytes = tuple(int(size) for size in sizes.split(","))
+        parameters = tuple(tuple(map(int, bucket.split())) for bucket in indices.split(",") if bucket.strip())
+        trained: list[Tensor] = [p for p in self.module.parameters() if p.requires_grad]
+        caps = self._case.bucket_cap_mb
+        parameters = parameters or _fill_buckets(trained, self.sparse, caps, num_bytes)
+        firsts = [bucket[0] for bucket in parameters] or [0] * len(num_bytes)
+        dtypes = tuple(str(trained[i].dtype).removeprefix("torch.") for i in firsts)
+        return BucketLayout(num_bytes, parameters, dtypes)
 
     def settle(self) -> None:
         """Take DDP's logger, which synchronises the device, out of the timed steps."""
@@ -150,30 +165,12 @@ class DistributedMode(Mode):
         self.ddp._set_ddp_runtime_logging_sample_rate(iterations)  # no public way
 
 
-def find_sparse(module: nn.Module) -> frozenset[int]:
+def _find_sparse(module: nn.Module) -> frozenset[int]:
     """Find the places, among the trained parameters, of those with sparse gradients."""
     trained = [id(p) for p in module.parameters() if p.requires_grad]
     embeddings = [part for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
     ids = {id(part.weight) for part in embeddings if part.sparse}
     return frozenset(place for place, one in enumerate(trained) if one in ids)
-
-
-def read_layout(ddp: DistributedDataParallel, bucket_cap_mb: str) -> BucketLayout:
-    """Read the buckets that DDP's reducer reports, the rebuilt ones once it has rebuilt."""
-    if ddp.logger is not None:
-        # Otherwise the next forward does, which is one too late after three steps of a static graph.
-        ddp.logger.set_runtime_stats_and_log()
-    data = ddp._get_ddp_logging_data()  # the reducer's only account of its buckets
-    rebuilt = bool(data.get("has_rebuilt_buckets"))
-    sizes = str(data["rebuilt_bucket_sizes" if rebuilt else "bucket_sizes"])
-    indices = str(data.get("rebuilt_per_bucket_param_indices", "")) if rebuilt else ""
-    num_bytes = tuple(int(size) for size in sizes.split(","))
-    parameters = tuple(tuple(map(int, bucket.split())) for bucket in indices.split(",") if bucket.strip())
-    trained: list[Tensor] = [p for p in ddp.module.parameters() if p.requires_grad]
-    parameters = parameters or _fill_buckets(trained, find_sparse(ddp.module), bucket_cap_mb, num_bytes)
-    firsts = [bucket[0] for bucket in parameters] or [0] * len(num_bytes)
-    dtypes = tuple(str(trained[i].dtype).removeprefix("torch.") for i in firsts)
-    return BucketLayout(num_bytes, parameters, dtypes)
 
 
 def _fill_buckets(
