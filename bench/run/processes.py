@@ -203,10 +203,9 @@ class Worker:
         content = _received(self.connection)
         self.was_idle |= content is None
         self.received += content or b""
-        lines: list[bytes] = []
+        lines: list[bytearray] = []
         if b"\n" in (content or b""):
-            *lines, rest = bytes(self.received).split(b"\n")
-            self.received = bytearray(rest)
+            *lines, self.received = self.received.split(b"\n")
         try:
             if len(self.received) > m.MOST_BYTES:
                 raise ValueError("a line without an end")

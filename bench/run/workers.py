@@ -167,7 +167,8 @@ class Workers:
                 failed = {k: r for k, r in reports.items() if r.is_failure}
                 if (failure := failure_in(failed, waiting=range(len(self)))) is not None:
                     raise RestartError(failure)
-                raise self._timed_out(commands, what, limit_s)
+                names = {rank: str(self._workers[rank]) for rank in commands}
+                raise RestartError(timed_out(self._told([*commands]), names, what, limit_s))
             for rank, answer in self._poll(left_s):
                 if answer is None:
                     raise self.died(what)
@@ -227,8 +228,7 @@ class Workers:
         while (left_s := deadline_s - time.monotonic()) > 0 and len(self._lost) < len(self._workers):
             self._poll(left_s)
         self._lost |= self._processes.codes(self._lost)
-        now, before = oom_kills(), self._oom_kills
-        out_of_memory = now is not None and before is not None and now > before
+        out_of_memory = self._oom_kills is not None and (oom_kills() or 0) > self._oom_kills
         killed = [rank for rank, code in self._lost.items() if code is not None and code < 0]
         first = killed or [*self._lost][:1]
         took_no_part = not out_of_memory and all(
@@ -243,10 +243,6 @@ class Workers:
         while not self._lost and (left_s := deadline_s - time.monotonic()) > 0:
             self._poll(left_s)
         return bool(self._lost)
-
-    def _timed_out(self, commands: m.Commands, what: str, limit_s: float) -> RestartError:
-        names = {rank: str(self._workers[rank]) for rank in commands}
-        return RestartError(timed_out(self._told([*commands]), names, what, limit_s))
 
     def _told(self, ranks: Sequence[int]) -> dict[int, m.Told]:
         for rank in ranks:

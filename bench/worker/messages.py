@@ -266,7 +266,7 @@ def encode(message: Command[Any] | Answer) -> bytes:
     return to_json(message, indent=None).encode() + b"\n"
 
 
-def decode(line: bytes, kind: Any) -> Any:
+def decode(line: bytes | bytearray, kind: Any) -> Any:
     """Return what a line holds. Raises ValueError for one that holds no `kind`."""
     try:
         return msgspec.convert(json.loads(line), kind)
