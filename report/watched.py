@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from ..bench.common.numbers import about, plural, quantity, with_interval
 from ..bench.findings.watched import conclude_watch, name_rank, write_ms
 from ..bench.findings.watched_settings import Settings
-from ..bench.machine.manifest import Manifest, Timing, Watched, WatchedRank
+from ..bench.machine.manifest import Manifest, Timing
+from ..bench.machine.watched import Watched, WatchedRank
 from ..bench.page.page import Card, Figure, Heading, Page, Section, Step, Table
 from ..bench.results.case_result import CaseResult
 from ..bench.results.store import RunData

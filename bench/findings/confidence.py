@@ -8,7 +8,7 @@ from statistics import stdev
 from typing import Any, NamedTuple
 
 from ..common.numbers import plural, short_percent
-from ..machine.manifest import Record
+from ..machine.records import Record
 from ..results.case_result import CaseResult
 from ..results.comparisons import TOO_FEW, Comparison
 from ..stats.interval import Interval, common_value

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from ..common.numbers import number, plural, with_interval
 from ..common.text import visible
-from ..machine.manifest import LateRank, Manifest, Measured, Watched, WatchedRank
+from ..machine.manifest import Manifest
+from ..machine.watched import LateRank, Measured, Watched, WatchedRank
 from ..results.comparisons import FASTER
 from ..results.store import RunData
 from ..stats.interval import Interval

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ..common.numbers import number, plural
 from ..common.text import visible
-from ..machine.manifest import Measured, WatchedSetting
+from ..machine.watched import Measured, WatchedSetting
 from ..stats.interval import Interval
 from .verdicts import MIN_SHARE, Saving
 

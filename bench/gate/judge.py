@@ -12,7 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from ..findings.wording import case_label, case_name
-from ..machine.manifest import Count, Record
+from ..machine.records import Count, Record
 from ..plan.case import STAND_IN
 from ..plan.settings import IMAGES
 from ..results.case_columns import GATED

@@ -12,7 +12,8 @@ from ..common.cli import command
 from ..common.text import visible
 from ..findings.cautions import is_busy, said_load
 from ..findings.next_step import NextStep
-from ..machine.manifest import Manifest, Record
+from ..machine.manifest import Manifest
+from ..machine.records import Record
 from ..plan.resolve import as_options
 from ..results.commands import rewrite, write_command
 from ..stats.interval import Estimate

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from .manifest import Host, Manifest, NcclChoices, NcclMessage, RankPlace, Record
+from .manifest import Host, Manifest, NcclChoices, NcclMessage, RankPlace
+from .records import Record
 
 ANALYSIS_PACKAGES = ("pandas", "scipy", "matplotlib")
 """They evaluate what was measured, and take no part in a step."""

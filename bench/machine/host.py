@@ -21,7 +21,8 @@ from ..common.cli import version_of
 from ..common.errors import UsageError
 from ..common.process import host_name
 from ..common.turns import COMPARED_ENV
-from .manifest import Cgroup, FirstHost, Limit
+from .manifest import Cgroup, FirstHost
+from .records import Limit
 
 PACKAGES = ("torch", "torchvision", "numpy", "pandas", "scipy", "matplotlib")
 

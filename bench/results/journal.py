@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from ..common.errors import UsageError
 from ..common.text import to_json
-from ..machine.manifest import Count, Record
+from ..machine.records import Count, Record
 from ..plan.buckets import BucketLayout
 from ..plan.sweep import Planned
 from .case_columns import CASES

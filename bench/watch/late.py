@@ -13,7 +13,7 @@ import numpy as np
 
 from ..findings.late_ranks import estimate, find_latest
 from ..findings.watched import PART_NAMES, as_measured
-from ..machine.manifest import LateRank
+from ..machine.watched import LateRank
 from ..stats.fit import MIN_ROUNDS
 from ..stats.interval import Estimate, Interval
 from .steps import JoinedStep, Step

@@ -24,10 +24,9 @@ from ..machine.manifest import (
     Model,
     RankPlace,
     Timing,
-    Watched,
-    WatchedRank,
 )
 from ..machine.provenance import describe_run
+from ..machine.watched import Watched, WatchedRank
 from ..page.terminal import show
 from ..plan.case import Case
 from ..plan.settings import Settings

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..findings.late_ranks import estimate
 from ..findings.watched import as_measured
-from ..machine.manifest import Measured, WatchedSetting
+from ..machine.watched import Measured, WatchedSetting
 from ..stats.fit import MIN_ROUNDS
 from .late import own_work_s
 from .steps import JoinedStep, Made, Step, Watched, is_light

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..machine.manifest import FirstHost, Gpu, Model, RankPlace, Record, WorkloadCode
+from ..machine.manifest import FirstHost, Gpu, Model, RankPlace, WorkloadCode
+from ..machine.records import Record
 from ..plan.buckets import BucketLayout
 from ..plan.resolve import GpuKind
 from ..results.block_times import BlockTimes, Compilation, DeviceMemory

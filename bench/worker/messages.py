@@ -15,7 +15,7 @@ import msgspec
 
 from ..common.text import to_json
 from ..machine.load import LoadReading
-from ..machine.manifest import Record
+from ..machine.records import Record
 from ..plan.case import Case
 from ..plan.settings import ResolvedSettings
 from ..results.block_times import BlockTimes, ProofResult

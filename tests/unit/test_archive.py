@@ -20,7 +20,7 @@ from ddp_bench.bench.export.main import main as export
 from ddp_bench.bench.export.pytest_benchmark import pytest_benchmark
 from ddp_bench.bench.gate.main import main as gate
 from ddp_bench.bench.machine import manifest
-from ddp_bench.bench.machine.manifest import Record
+from ddp_bench.bench.machine.records import Record
 from ddp_bench.bench.plan.settings import Settings
 from ddp_bench.bench.results.archive import LEFT_OUT, PUBLIC, opened, packed, unpacked
 from ddp_bench.bench.results.case_columns import FILES

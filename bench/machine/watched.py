@@ -1,0 +1,81 @@
+"""A user's own training that was watched, as its manifest holds it."""
+
+from __future__ import annotations
+
+from .records import Amount, Count, Record
+
+
+class Measured(Record, frozen=True):
+    """A value with its 95% interval, where it is known."""
+
+    estimate: float
+    low: float | None = None
+    high: float | None = None
+
+
+class LateRank(Record, frozen=True):
+    """A rank that the others wait for."""
+
+    rank: Count
+    later_ms: Measured
+    """Milliseconds of a step by which its own work takes longer than that of every other rank."""
+    parts: dict[str, Measured] = {}
+    """The same by part of the work, over the median of the others."""
+    last_pct: Amount = 0.0
+    """Percent of the steps in which it is the last."""
+    share_pct: Amount = 0.0
+    """Percent of the step by which it is later."""
+    is_straggler: bool = True
+    """True where it is surely later by enough to be named a straggler."""
+
+    @property
+    def part(self) -> str:
+        """The part that exceeds that of the others most."""
+        return max(self.parts, key=lambda part: self.parts[part].estimate, default="")
+
+
+class WatchedRank(Record, frozen=True):
+    """A rank of a watched training: milliseconds of a step by part."""
+
+    rank: Count
+    parts: dict[str, Measured] = {}
+
+
+class WatchedSetting(Record, frozen=True):
+    """A setting of a watched training that may cost time; `findings.watched_settings` says what it means."""
+
+    name: str
+    cost_ms: Measured | None = None
+    """Milliseconds of each step; None where they were not measured."""
+    line: str = ""
+    """FILE:LINE of the user's code; empty where nobody knows it."""
+    made_by: str = ""
+    """Package that set it for the user, such as transformers."""
+    amount: Count = 0
+    of: Count = 0
+    value: str = ""
+
+
+class Watched(Record, frozen=True):
+    """A user's own training that was watched."""
+
+    command: tuple[str, ...] = ()
+    """The user's command, which stays in this file, as do the next ones."""
+    env: dict[str, str] = {}
+    exit_code: int = 0
+    num_steps: Count = 0
+    """Optimizer steps that were seen on the first rank."""
+    num_compared: Count = 0
+    """Steps of one kind that all ranks took, after the warm-up."""
+    num_others: Count = 0
+    ranks: tuple[WatchedRank, ...] = ()
+    settings: tuple[WatchedSetting, ...] = ()
+    late: LateRank | None = None
+    num_probes: Count = 0
+    """Compared steps that held gradients back."""
+    own_ms: Amount = 0.0
+    """Milliseconds of each step in the watch's own code, by its own clock, on the rank where it is most."""
+    own_pct: Amount = 0.0
+    """Percent of that rank's steps."""
+    notes: tuple[str, ...] = ()
+    """Messages of the ranks."""
