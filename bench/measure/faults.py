@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -13,6 +12,7 @@ from ..common.errors import UsageError, UserCodeError
 from ..common.tracebacks import text_of
 from ..modes import Unsupported
 from ..modes.base import UnusedParametersError
+from ..results.block_times import Fault
 from ..results.columns import UNUSED_PARAMETERS
 from .timed import NonFiniteLossError
 
@@ -47,25 +47,6 @@ TRACED = re.compile(r""": got (\w+)\((['"])(.*)\2\)\.?$""", re.MULTILINE)
 """The compiler's message that an operation of the model raised while it was traced."""
 
 TOO_LARGE = "use a smaller --batch-size or smaller inputs"
-
-
-@dataclass(frozen=True)
-class Fault:
-    """Outcome of an error for its case, and for the process that raised it."""
-
-    status: str
-    """One of cases.csv."""
-    reason: str
-    reason_code: str | None = None
-    """Code of the reason, as in cases.csv."""
-    restart: bool = False
-    """True where this process can measure no further: its device or its communicator is broken."""
-    is_cause: bool = True
-    """True where something went wrong here, not because another rank failed."""
-
-    @property
-    def is_failure(self) -> bool:
-        return self.status != "skipped"
 
 
 class PeerFailedError(RuntimeError):

@@ -90,6 +90,21 @@ class ProofResult:
     """Effect of the split on the loss, as the first proof finds it: see `SplitEffect`."""
 
 
+@dataclass(frozen=True)
+class Fault:
+    """Outcome of an error for its case, and for the process that raised it."""
+
+    status: str
+    """One of cases.csv."""
+    reason: str
+    reason_code: str | None = None
+    """Code of the reason, as in cases.csv."""
+    restart: bool = False
+    """True where this process can measure no further: its device or its communicator is broken."""
+    is_cause: bool = True
+    """True where something went wrong here, not because another rank failed."""
+
+
 def block_rows(
     launch: int,
     case_id: str,

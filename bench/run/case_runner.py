@@ -212,12 +212,13 @@ class CaseRunner:
         theirs.
         """
         counts = {report.launched for report in reports.values()} - {m.NO_GROUP}
-        if any(report.restart for report in reports.values()) or len(counts) > 1 or None in counts:
+        is_broken = any(report.fault and report.fault.restart for report in reports.values())
+        if is_broken or len(counts) > 1 or None in counts:
             raise RestartError
         what = "what a failed case had launched"
         self.recorder.note(None, what)
         everyone = self.told(m.Settle(index=index, group=group), len(self.workers))
-        if any(report.status != "ok" for report in self.workers.ask(everyone, what, LEAST_S).values()):
+        if any(report.fault for report in self.workers.ask(everyone, what, LEAST_S).values()):
             raise RestartError
 
     def _record(

@@ -11,6 +11,7 @@ from ..common.text import listed, visible_lines
 from ..machine.host import ranges
 from ..plan.case import Case, split_of
 from ..plan.settings import ResolvedSettings
+from ..results.block_times import Fault
 from ..results.journal import State
 from ..worker.messages import Report, Told
 
@@ -60,18 +61,14 @@ AFTER_ANOTHER = "ended because another rank failed"
 """Text for a rank that is not the cause."""
 
 
-@dataclass(frozen=True)
-class Failure:
-    """Status and reason of a case that a fault ended."""
+@dataclass(frozen=True, kw_only=True)
+class Failure(Fault):
+    """The fault that ended a case, and what is known of its ranks."""
 
-    status: str
-    reason: str
     ranks: Mapping[int, str] = field(default_factory=dict, compare=False)
     """Account of each rank that is known of, for the kept file: one line, then a traceback or stacks."""
     was_idle: bool = False
     """True where it came before what is noted as under way had begun, which is not to blame then."""
-    reason_code: str | None = None
-    """Code of the reason, as in cases.csv."""
 
 
 class RestartError(Exception):
@@ -105,10 +102,10 @@ def written(title: str, found: Failure) -> str:
     return visible_lines("\n".join(parts)) + "\n"
 
 
-def cause_in(reports: Mapping[int, Report]) -> int | None:
-    """The rank that did not fail because another one did, else the first that is not well, if any is not."""
-    bad = [rank for rank, report in reports.items() if report.status != "ok"]
-    own = (rank for rank in bad if reports[rank].is_failure and reports[rank].is_cause)
+def cause_in(reports: Mapping[int, Report]) -> tuple[int, Fault] | None:
+    """The rank that did not fail because another one did, else the first that is not well, and its fault."""
+    bad = [(rank, report.fault) for rank, report in reports.items() if report.fault is not None]
+    own = (one for one in bad if reports[one[0]].is_failure and one[1].is_cause)
     return next(own, next(iter(bad), None))
 
 
@@ -118,15 +115,15 @@ def failure_in(reports: Mapping[int, Report], *, waiting: Iterable[int] = ()) ->
     A rank that failed because another one did is no cause, unless no other is known. Where some of the ranks
     that are `waiting` have not reported, the reason says which rank it was.
     """
-    if (first := cause_in(reports)) is None:
+    if (cause := cause_in(reports)) is None:
         return None
-    cause = reports[first]
-    any_cause = cause.is_failure and cause.is_cause
+    first, fault = cause
+    any_cause = reports[first].is_failure and fault.is_cause
     ranks = dict.fromkeys(waiting, AFTER_ANOTHER)
     rank = rank_name(first) if ranks else ""
     ranks |= {rank: _account(r, any_cause=any_cause) for rank, r in reports.items()}
-    reason = placed(cause.reason, cause.place, rank)
-    return Failure(cause.status, reason, ranks, reason_code=cause.reason_code)
+    reason = placed(fault.reason, reports[first].place, rank)
+    return Failure(fault.status, reason, fault.reason_code, ranks=ranks)
 
 
 def timed_out(told: Mapping[int, Told], names: Mapping[int, str], what: str, limit_s: float) -> Failure:
@@ -146,15 +143,15 @@ def timed_out(told: Mapping[int, Told], names: Mapping[int, str], what: str, lim
     return Failure(
         "timeout",
         f"no end of {what} within {limit_s:g} s: {who}",
-        ranks | dict.fromkeys(silent, "gave no answer"),
+        ranks=ranks | dict.fromkeys(silent, "gave no answer"),
     )
 
 
 def _account(report: Report, *, any_cause: bool) -> str:
-    if not report.is_failure:
+    if report.fault is None or not report.is_failure:
         return "did not fail"
-    if any_cause and not report.is_cause:
-        return f"{AFTER_ANOTHER}: {report.reason}"
+    if any_cause and not report.fault.is_cause:
+        return f"{AFTER_ANOTHER}: {report.fault.reason}"
     return f"raised\n{report.traceback}"
 
 

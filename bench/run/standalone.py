@@ -42,9 +42,9 @@ def check_links(run: CaseRunner) -> None:
         if lost.failure is not None and lost.failure.status == "timeout":
             why += "; where it is only slow, a longer --case-timeout waits for it"
     else:
-        if (rank := cause_in(reports)) is None:
+        if (cause := cause_in(reports)) is None:
             return
-        why = placed(reports[rank].reason, f"rank {rank}")
+        why = placed(cause[1].reason, f"rank {cause[0]}")
     ends = " to ".join(
         f"rank {run.places[k].rank} ({run.places[k].device} on {run.places[k].host})"
         for k in (0, num_ranks - 1)
@@ -111,7 +111,7 @@ def _once(run: CaseRunner, group: m.GroupKey, size: int) -> float | None:
     run.recorder.note(None, what, curve=group)
     curve = m.Curve(group=group, num_bytes=size)
     reports = run.workers.ask(run.told(curve, num_ranks), what, preparing_s(run.settings))
-    if any(r.status != "ok" for r in reports.values()):
+    if any(r.fault for r in reports.values()):
         run.settle(reports, None, group)
         return None
     return max(curve.reply_in(reports[rank]) for rank in range(num_ranks))

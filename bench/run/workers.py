@@ -174,16 +174,16 @@ class Workers:
                     raise self.died(what)
                 if not isinstance(answer, m.Report) or rank not in missing:
                     continue
-                if answer.status == "usage":
-                    error = UsageError(answer.reason)
+                if (fault := answer.fault) is not None and fault.status == "usage":
+                    error = UsageError(fault.reason)
                     error.exit_code, error.label = ExitCode(answer.exit_code), answer.label
                     error.add_note(answer.traceback)
                     raise error
                 reports[rank] = answer
-                if answer.is_failure and not any(r.is_failure for k, r in reports.items() if k != rank):
+                if fault is not None and [r for r in reports.values() if r.is_failure] == [answer]:
                     # The others may wait for it, or have the same error a little later; or the one that it
                     # misses has died, and its connection is about to end.
-                    grace_s = 0.0 if answer.restart and answer.is_cause else ERROR_GRACE_S
+                    grace_s = 0.0 if fault.restart and fault.is_cause else ERROR_GRACE_S
                     deadline_s = min(deadline_s, time.monotonic() + grace_s)
         return {rank: reports[rank] for rank in sorted(reports)}
 

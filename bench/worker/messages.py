@@ -18,7 +18,7 @@ from ..machine.load import LoadReading
 from ..machine.records import Record
 from ..plan.case import Case
 from ..plan.settings import ResolvedSettings
-from ..results.block_times import BlockTimes, ProofResult
+from ..results.block_times import BlockTimes, Fault, ProofResult
 from .facts import Begun, Devices, Inspected, SeenGpus, Warmed
 
 MOST_BYTES = 2**28
@@ -61,16 +61,9 @@ class Told(Answer, frozen=True):
 class Report(Answer, frozen=True):
     """The end of a rank's work: its result, or what went wrong."""
 
-    status: str = "ok"
-    """One of cases.csv, or `usage`: a mistake of the user."""
-    reason: str = ""
-    reason_code: str | None = None
-    """Code of the reason, as in cases.csv."""
     value: Any = None
-    restart: bool = False
-    """True where this process can measure no further: its device or its communicator is broken."""
-    is_cause: bool = True
-    """True where something went wrong here, not because another rank failed."""
+    fault: Fault | None = None
+    """Why there is no value; its status may be `usage`, too: a mistake of the user."""
     launched: int | None = NO_GROUP
     """Collectives that it has launched on the case's process group so far; None where it cannot be told."""
     place: str = ""
@@ -82,7 +75,7 @@ class Report(Answer, frozen=True):
 
     @property
     def is_failure(self) -> bool:
-        return self.status not in ("ok", "skipped")
+        return self.fault is not None and self.fault.status != "skipped"
 
 
 AnyAnswer: TypeAlias = Hello | Told | Report

@@ -37,7 +37,7 @@ from ..modes import require_compiler
 from ..plan.settings import ResolvedSettings
 from ..proof.agreement import differing_gradients
 from ..proof.proof import Prover
-from ..results.block_times import ProofResult
+from ..results.block_times import Fault, ProofResult
 from . import messages as m
 from .devices import look, nccl_log, place_of_rank, sampled, take_place, told_machine
 from .facts import Begun, Inspected
@@ -229,16 +229,14 @@ def answer_to(error: BaseException, *, is_of_a_case: bool = True) -> m.Report:
     if isinstance(error, UsageError) and not (is_of_a_case and isinstance(error, UserCodeError)):
         cause = error.__cause__ if isinstance(error, UserCodeError) else None
         text = "" if cause is None else formatted(cause)
-        return m.Report(
-            status="usage", reason=str(error), exit_code=error.exit_code, label=error.label, traceback=text
-        )
+        mistake = Fault("usage", str(error))
+        return m.Report(fault=mistake, exit_code=error.exit_code, label=error.label, traceback=text)
     fault = classify_error(error)
-    found = m.Report(**dataclasses.asdict(fault))
-    if not found.is_failure:
-        return found
+    if fault.status == "skipped":
+        return m.Report(fault=fault)
     # Where memory ran out says little, and the reason says what helps.
-    place = place_of(error) if found.status == "failed" else ""
-    return replace(found, place=place, traceback=formatted(error))
+    place = place_of(error) if fault.status == "failed" else ""
+    return m.Report(fault=fault, place=place, traceback=formatted(error))
 
 
 BEFORE_CASES = (m.Open, m.Look, m.Inspect, m.Begin)

@@ -181,7 +181,7 @@ def reason(*given, **more):
     try:
         return outcome(*given, **more)
     except Exception as error:
-        return answer_to(error).reason
+        return answer_to(error).fault.reason
 report({
     "inner": reason(of(Mlp, named, batch_loss=of_inner)),
     "part": reason(of(Mlp, named, batch_loss=of_part)),

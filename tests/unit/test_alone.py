@@ -9,6 +9,7 @@ from made import case_of, planned, resolved
 from ddp_bench.bench.common.errors import NotMeasuredError
 from ddp_bench.bench.machine.manifest import RankPlace
 from ddp_bench.bench.plan.buckets import BucketLayout
+from ddp_bench.bench.results.block_times import Fault
 from ddp_bench.bench.run.failures import Failure, RestartError
 from ddp_bench.bench.run.standalone import (
     CURVE_BYTES,
@@ -91,7 +92,7 @@ def hangs():
 def test_the_first_all_reduce_is_asked_for_once_and_ranks_that_do_not_communicate_are_named():
     link = m.Link(num_ranks=4, backend="gloo")
     assert link_checked(lambda: {rank: m.Report() for rank in range(4)}) == [link] * 4
-    bad = m.Report(status="failed", reason="unhandled system error")
+    bad = m.Report(fault=Fault("failed", "unhandled system error"))
     for answer, why in (
         (hangs, "no end of it within 20 s; where it is only slow, a longer --case-timeout waits for it"),
         (lambda: {0: m.Report(), 3: bad}, r"unhandled system error \(rank 3\)"),

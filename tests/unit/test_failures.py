@@ -10,12 +10,13 @@ from torch._utils import ExceptionWrapper
 
 from ddp_bench.bench.common.errors import UsageError, UserCodeError
 from ddp_bench.bench.measure import faults
-from ddp_bench.bench.measure.faults import Fault, classify_error
+from ddp_bench.bench.measure.faults import classify_error
 from ddp_bench.bench.measure.timed import NonFiniteLossError
 from ddp_bench.bench.modes import Unsupported
 from ddp_bench.bench.modes.base import UnusedParametersError
 from ddp_bench.bench.plan.resolve import with_device_defaults
 from ddp_bench.bench.plan.settings import Settings
+from ddp_bench.bench.results.block_times import Fault
 from ddp_bench.bench.results.journal import Settled, State, UnderWay
 from ddp_bench.bench.run import failures
 from ddp_bench.bench.run.failures import LEAST_S, LEAST_STEPS, PATIENCE, Failure, block_s, preparing_s
@@ -69,7 +70,7 @@ def test_how_ranks_ended_is_kept_and_the_cause_told_apart():
 
 
 def test_what_is_kept_shows_no_control_characters():
-    found = Failure("failed", "ValueError: \x1b[31mred", {0: "raised\nTraceback:\n\tx = '\x1b[2J'\n"})
+    found = Failure("failed", "ValueError: \x1b[31mred", ranks={0: "raised\nTraceback:\n\tx = '\x1b[2J'\n"})
     text = failures.written("title", found)
     assert "\x1b" not in text
     assert "\nrank 0: raised\nTraceback:\n        x = '\\x1b[2J'\n" in text
@@ -284,7 +285,7 @@ def test_what_a_replica_raised_is_named_by_its_own_line():
 
 def test_a_mistake_of_the_user_is_not_a_cases():
     assert answer_to(UsageError("no such folder")) == Report(
-        status="usage", reason="no such folder", exit_code=2, label="error"
+        fault=Fault("usage", "no such folder"), exit_code=2, label="error"
     )
-    assert answer_to(UserCodeError("it raised")).status == "failed"
-    assert answer_to(UserCodeError("it raised"), is_of_a_case=False).status == "usage"
+    assert answer_to(UserCodeError("it raised")).fault.status == "failed"
+    assert answer_to(UserCodeError("it raised"), is_of_a_case=False).fault.status == "usage"

@@ -162,7 +162,7 @@ def test_a_dropped_case_leaves_no_memory(dropped, allocators, monkeypatch):
     stand_in(monkeypatch, rank, {"dist.barrier": alone["dist.barrier"]})
     for one in allocators:
         one.reserved = MIB
-    assert on_gpu().do(Settle(index=0, group=(0, ""))).status == "ok"
+    assert on_gpu().do(Settle(index=0, group=(0, ""))).fault is None
     assert dropped() is None
     assert [one.reserved for one in allocators] == [0] * 3, "DP's other GPUs too"
 
@@ -171,7 +171,7 @@ def test_a_dropped_case_leaves_no_memory(dropped, allocators, monkeypatch):
 def test_ranks_give_caches_back_where_dp_needs_the_memory_too(allocators, monkeypatch, *, gives, reserved):
     stand_in(monkeypatch, rank, {"dist.barrier": lambda *_: None})
     allocators[0].reserved = MIB
-    assert on_gpu().do(Wait(gives_caches_back=gives)).status == "ok"
+    assert on_gpu().do(Wait(gives_caches_back=gives)).fault is None
     assert allocators[0].reserved == reserved
 
 

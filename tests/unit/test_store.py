@@ -470,7 +470,8 @@ def test_ranks_of_a_run_that_ended_without_a_mode_are_not_started_in_vain(tmp_pa
     recorder = Recorder.reopen(own)
     for index, one in enumerate(recorder.journal.state.plan):
         if one.skip_reason is None:
-            fail_case(recorder, index, Failure("failed", "ValueError: late bug", {0: "raised\nTraceback"}))
+            bug = Failure("failed", "ValueError: late bug", ranks={0: "raised\nTraceback"})
+            fail_case(recorder, index, bug)
     recorder.close("no case is left to measure")
     with pytest.raises(
         NotMeasuredError, match="changes nothing: every case of ddp and single failed: ValueError: late bug"
@@ -484,7 +485,7 @@ def test_a_failed_case_keeps_what_its_ranks_say(tmp_path, monkeypatch):
     recorder = Recorder.reopen(opened("job-7", monkeypatch))
     case_id = recorder.journal.state.plan[0].case.case_id
     recorder.note(0, "round 3 (timed)")
-    said = fail_case(recorder, 0, Failure("failed", "ValueError: late bug", {1: "raised\nTraceback"}))
+    said = fail_case(recorder, 0, Failure("failed", "ValueError: late bug", ranks={1: "raised\nTraceback"}))
     reason, _, path = said.rpartition("; ")
     assert reason == f"{case_id}: failed: ValueError: late bug"
     kept = Path(path).read_text()

@@ -9,6 +9,7 @@ import torch
 from ddp_bench.bench.common import tracebacks as tb
 from ddp_bench.bench.common.errors import UserCodeError
 from ddp_bench.bench.measure.faults import LOST, classify_error
+from ddp_bench.bench.results.block_times import Fault
 from ddp_bench.bench.run.failures import failure_in
 from ddp_bench.bench.worker.messages import Report
 from ddp_bench.bench.worker.rank import answer_to
@@ -189,9 +190,9 @@ def test_a_long_traceback_is_cut_in_the_middle_and_says_so(net):
 
 def test_a_report_holds_the_place_and_the_traceback(net):
     found = answer_to(raised(net.late))
-    assert (found.status, found.reason, found.place) == ("failed", "ValueError: late bug", LATE)
+    assert (found.fault.status, found.fault.reason, found.place) == ("failed", "ValueError: late bug", LATE)
     assert found.traceback.endswith("ValueError: late bug\n")
-    assert answer_to(raised(net.odd)).reason == "Odd"
+    assert answer_to(raised(net.odd)).fault.reason == "Odd"
 
 
 def test_a_rank_that_another_one_took_along_is_no_cause():
@@ -199,13 +200,12 @@ def test_a_rank_that_another_one_took_along_is_no_cause():
         raise RuntimeError(LOST[0])
 
     lost = answer_to(raised(gone))
-    cause = Report(
-        status="failed", reason="ValueError: late bug", place="net.py:6, in late", traceback="Traceback: it\n"
-    )
+    late = Fault("failed", "ValueError: late bug")
+    cause = Report(fault=late, place="net.py:6, in late", traceback="Traceback: it\n")
     found = failure_in({0: lost, 1: Report(), 2: cause})
     assert found.reason == "ValueError: late bug (net.py:6, in late)"
     assert found.ranks == {
-        0: f"ended because another rank failed: {lost.reason}",
+        0: f"ended because another rank failed: {lost.fault.reason}",
         1: "did not fail",
         2: "raised\nTraceback: it\n",
     }

@@ -21,7 +21,7 @@ from made import torchrun
 
 from ddp_bench.bench.common.errors import ExitCode, UsageError
 from ddp_bench.bench.plan.settings import Settings
-from ddp_bench.bench.results.block_times import BlockTimes
+from ddp_bench.bench.results.block_times import BlockTimes, Fault
 from ddp_bench.bench.run import processes
 from ddp_bench.bench.run import workers as module
 from ddp_bench.bench.run.failures import RestartError
@@ -112,7 +112,7 @@ def well(command):
 
 
 def raising(reason, **more):
-    return lambda _: m.Report(status="failed", reason=reason, traceback=f"Traceback: {reason}", **more)
+    return lambda _: m.Report(fault=Fault("failed", reason, **more), traceback=f"Traceback: {reason}")
 
 
 def silent(_):
@@ -226,7 +226,7 @@ def test_one_that_does_not_answer_is_named(started):
 def test_errors_of_all_are_reports_of_all(started):
     bug = raising("ValueError: bug")
     found = started(bug, late(bug)).ask(both(), "the test", LIMIT_S)
-    assert [report.reason for report in found.values()] == ["ValueError: bug"] * 2
+    assert [report.fault.reason for report in found.values()] == ["ValueError: bug"] * 2
 
 
 def test_an_error_after_which_no_rank_can_go_on_is_not_waited_with(started, monkeypatch):
@@ -236,7 +236,7 @@ def test_an_error_after_which_no_rank_can_go_on_is_not_waited_with(started, monk
 
 
 def test_a_mistake_of_the_user_ends_the_wait_for_all(started):
-    mistake = m.Report(status="usage", reason="no such folder", exit_code=2, label="error")
+    mistake = m.Report(fault=Fault("usage", "no such folder"), exit_code=2, label="error")
     with pytest.raises(UsageError, match="no such folder") as caught:
         started(waiting, lambda _: mistake).ask(both(), "the test", LIMIT_S)
     assert caught.value.exit_code == 2

@@ -214,7 +214,7 @@ def register_hook(ddp: Any, state: Any, hook: Any) -> bool:
     if "torch._dynamo" in sys.modules:
         hook = torch.compiler.disable(hook)
     try:
-        dist._register_comm_hook(ddp.reducer, state, hook)
+        dist._register_comm_hook(ddp.reducer, state, hook)  # type: ignore[attr-defined]
     except RuntimeError:
         return False
     return True
