@@ -11,6 +11,7 @@ import statistics
 import sys
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -27,6 +28,7 @@ from ddp_bench.bench.stats.interval import median_of_ratios
 from ddp_bench.bench.worker.messages import Inspect, Look
 from ddp_bench.bench.worker.rank import Rank
 from ddp_bench.models.data import open_source
+from ddp_bench.models.registry import workload_of
 from ddp_bench.models.step import float32_precision, placed
 from ddp_bench.models.workload import make_module
 
@@ -50,7 +52,8 @@ def trainer_of():
     rank = Rank(0, 0)
     devices = rank.result(Look(device=asked.device))
     job = job_of(asked, [devices], lambda settings: rank.result(Inspect(settings=settings)))
-    case, workload = job.plan[0].case, rank._loaded(job.settings)
+    case, workload = job.plan[0].case, workload_of(job.settings)
+    workload = replace(workload, channels_last=case.channels_last)
     module, batch = placed(make_module(workload), case, DEVICE), {"batch_size": case.global_batch}
     source = open_source(workload, data="device", rank=0, world_size=1, device=DEVICE, seed=0, **batch)
     return Trainer(case, SingleMode(module), workload, source), case.precision
