@@ -22,6 +22,7 @@ from typing import IO, NoReturn, TypeVar
 
 from ..common.cli import Parser, guarded, resolve_command
 from ..common.errors import UsageError
+from ..common.numbers import plural
 from ..common.process import POLL_S, allowed_cores, ended, huge_pages_env, own_command
 from ..common.values import positive_int
 from ..machine.gpus import gpus
@@ -171,12 +172,10 @@ def visible_gpus() -> list[str]:
 
 def summary(num_hosts: int, ranks_per_host: int, link: ShapedLink, cores: Sequence[Sequence[int]]) -> str:
     """Say in one line what lab was made."""
-    each = len(cores[0])
     shared = ", shared between hosts" if len({core for share in cores for core in share}) < num_hosts else ""
-    ranks = f"{ranks_per_host} rank{'s' * (ranks_per_host > 1)}"
     return (
-        f"lab: {num_hosts} hosts of {ranks} each, link {link.label} each way, "
-        f"{each} CPU core{'s' * (each > 1)} per host{shared}"
+        f"lab: {num_hosts} hosts of {plural(ranks_per_host, 'rank')} each, link {link.label} each way, "
+        f"{plural(len(cores[0]), 'CPU core')} per host{shared}"
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..common.errors import UsageError
+from ..common.numbers import plural
 from .buckets import caps_mib
 from .case import GRAPH_MODES, Case
 from .case_settings import DDP_OPTIMIZER, SETTINGS_OF, STEP_DEFAULTS
@@ -104,9 +105,8 @@ def expand(
             cases += [case(batch, compiled, "dp", n) for n in counts]
         for mode in (mode for mode in RANK_PER_DEVICE if mode in settings.modes):
             points = [(n, point) for n in counts for point in _points(settings, mode, n, batch, compiled)]
-            backend = (
-                SPECS[mode].is_staged and settings.backend == "nccl" and machine.staged_backend
-            ) or settings.backend
+            staged = SPECS[mode].is_staged and settings.backend == "nccl" and machine.staged_backend
+            backend = staged or settings.backend
             cases += [case(batch, compiled, mode, n, backend=backend, **point) for n, point in points]
     planned = [_placed(c, machine, settings) for c in cases]
     if machine.is_exclusive and max(world_size(planned), len(machine.rank_hosts)) > 1:
@@ -287,7 +287,7 @@ def _too_few(case: Case, machine: Machine, on_a_node: int) -> str:
     if machine.num_nodes > 1:
         why = "DataParallel works within one machine: " if case.spec.has_replicas else ""
         return f"{why}needs {on_a_node} GPUs per machine, there are {here}"
-    return f"more than {here} GPU{'s' if here > 1 else ''}; {SHARING}"
+    return f"more than {plural(here, 'GPU')}; {SHARING}"
 
 
 def world_size(plan: Sequence[Planned]) -> int:

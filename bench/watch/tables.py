@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
-from types import MappingProxyType
 from typing import Any
 
 from ..machine.manifest import Manifest
@@ -139,7 +138,7 @@ def make_block(
     watched: Watched,
     place: tuple[str, str, int, int, float],
     taken_s: Mapping[int, Sequence[float]],
-    details: Mapping[int, Any] = MappingProxyType({}),
+    details: Mapping[int, Any] = {},
 ) -> list[dict[str, Any]]:
     """Make the rows of one block; `place` is case, phase, round, position and start in seconds."""
     times = [
@@ -188,24 +187,20 @@ def make_blocks(case_id: str, watched: Watched) -> Iterator[list[dict[str, Any]]
     moments_s = find_moments(joined)
 
     def block(
-        phase: str, index: int, taken_s: Mapping[int, Sequence[float]], details: Mapping[int, Any]
+        phase: str, index: int, taken_s: Mapping[int, Sequence[float]], details: Mapping[int, Any] = {}
     ) -> list[dict[str, Any]]:
         return make_block(watched, (case_id, phase, numbers[index], 0, moments_s[index]), taken_s, details)
 
     for index, beside in rounds:
         probe = joined[index]
         beside_s = {rank: [step[rank].step_s for step in beside] for rank in probe}
-        yield block("timed", index, beside_s, {})
+        yield block("timed", index, beside_s)
         local_s = {rank: [without_communication_s(one, fmean(beside_s[rank]))] for rank, one in probe.items()}
         waited_s = {
             rank: fmean(step[rank].parts.get("collectives", 0.0) for step in beside) for rank in probe
         }
-        waits = (
-            {rank: {WAITED: round(1000 * s, 4)} for rank, s in waited_s.items()}
-            if any(waited_s.values())
-            else {}
-        )
-        yield block("no_sync", index, local_s, waits)
+        waits = {rank: {WAITED: round(1000 * s, 4)} for rank, s in waited_s.items()}
+        yield block("no_sync", index, local_s, waits if any(waited_s.values()) else {})
         buffers_s = min(one.parts.get("buffers", 0.0) for one in probe.values())
         # The rank that comes last waits for nobody.
         comm_s = buffers_s + min(_syncs_per_probe(one) * one.alone_s for one in probe.values())
@@ -217,7 +212,7 @@ def make_blocks(case_id: str, watched: Watched) -> Iterator[list[dict[str, Any]]
             continue
         taken_s = {rank: [one.step_s] for rank, one in step.items()}
         if not rounds:
-            yield block("timed", index, taken_s, {})
+            yield block("timed", index, taken_s)
         phases_ms = {
             rank: {f"{phase}_ms": round(1000 * one.parts.get(phase, 0.0), 4) for phase in PHASES}
             for rank, one in step.items()
