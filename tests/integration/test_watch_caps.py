@@ -29,7 +29,7 @@ REFUSED = {
 RACED = (*(kind for kind in PROBED if kind not in REFUSED), *VIEWS)
 FAULTS = (
     *(f"plain@race.Race.{name}:{n}" for name in ("vote", "decide", "take_turn") for n in range(1, 5)),
-    *(f"plain@race.private.rebuild_reducer:{n}" for n in range(1, 5)),
+    *(f"plain@race.reducer.rebuild_reducer:{n}" for n in range(1, 5)),
     *(f"plain@buckets.Model.begin_sync:{n}" for n in range(AT - 1, AT + 4 * BLOCK)),
     *(f"plain@steps.Watch.before_optimizer:{n}" for n in range(AT - 1, AT + 4 * BLOCK)),
     *(f"plain@steps.Watch.count:{n}" for n in range(4 * AT - 4, 4 * AT + 12)),
@@ -39,7 +39,7 @@ FAULTS = (
 SEEN_BY_ONE = {
     "plain@race.free_bytes=5000": "0 MiB of memory are free, and new buckets may need 0",
     "plain@private.is_captured=1": "its steps were captured in a CUDA graph",
-    "plain@private.has_compiled=1": "torch.compile has split its graphs by the script's own cap",
+    "plain@reducer.has_compiled=1": "torch.compile has split its graphs by the script's own cap",
 }
 """Reasons against the race that rank 1 alone has."""
 

@@ -14,7 +14,8 @@ from ddp_bench.bench.predict.main import main as predict
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.watch.late import CLOCK_ERROR, OWN_PARTS, find_late_rank
 from ddp_bench.bench.watch.launch import config_of, is_joined, ranks_of
-from ddp_bench.bench.watch.ranks.private import caps_text, keep_traceable
+from ddp_bench.bench.watch.ranks.private import keep_traceable
+from ddp_bench.bench.watch.ranks.reducer import caps_text
 from ddp_bench.bench.watch.ranks.rows import Rows
 from ddp_bench.bench.watch.result import finish
 from ddp_bench.bench.watch.steps import read_ranks

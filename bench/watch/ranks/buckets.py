@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from . import private
+from . import private, reducer
 from .race import Race
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class Model:
         self.group, self.size = ddp.process_group, ddp.process_group.size()
         self.why = watch.unsupported or private.reason_against_hook(ddp)
         self.facts = private.facts_of(ddp) | watch.setup.callers.get(ddp, {})
+        self.facts["bucket_cap_mb"] = reducer.caps_text(ddp)
         self.hooked_in: int | None = None
         """Identity of the reducer that has our hook: a DDP that was copied in place makes a new one."""
         self.is_pending = False

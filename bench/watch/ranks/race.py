@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import private
+from . import private, reducer
 
 if TYPE_CHECKING:
     from .buckets import Model
@@ -38,10 +38,10 @@ class Race:
     def __init__(self, model: Model, ddp: Any) -> None:
         self.model, config = model, model.watch.config["race"]
         self.at, self.block, self.skipped = config["at"], config["block"], config["skipped"]
-        why = model.why or private.reason_against_race(ddp)
-        own = private.own_caps(ddp)
+        why = model.why or reducer.reason_against_race(ddp)
+        own = reducer.own_caps(ddp)
         given = {} if why else config["caps"]
-        asked = {name: private.cap_attributes(arguments) for name, arguments in given.items()}
+        asked = {name: reducer.cap_attributes(arguments) for name, arguments in given.items()}
         self.own = next((name for name, caps in asked.items() if caps == own), model.facts["bucket_cap_mb"])
         self.caps = {self.own: own, **asked}
         self.turns: list[str] = []
@@ -85,7 +85,7 @@ class Race:
     def vote(self, ddp: Any) -> None:
         """Tell the other ranks whether this one can take the turn to come."""
         model = self.model
-        self.voted_at, self.store = model.count, private.store_of(model.group)
+        self.voted_at, self.store = model.count, reducer.store_of(model.group)
         self.key = f"{KEY}/{model.number}/{self.place}/{model.sequence}"
         self.why = self.reason_against(ddp) or self.reason_in_memory(ddp)
         if self.why is None:
@@ -108,7 +108,7 @@ class Race:
         """Build the reducer anew with the cap of the turn; the last turn is that of the script's own cap."""
         is_last = self.is_broken_off or self.place == len(self.turns)
         name = self.own if is_last else self.turns[self.place]
-        private.rebuild_reducer(ddp, self.caps[name])
+        reducer.rebuild_reducer(ddp, self.caps[name])
         self.model.hooked_in, self.has_rebuilt = None, True
         self.key, self.cap, self.began_at = "", None if is_last else name, self.model.count
         self.place += 1
@@ -131,7 +131,7 @@ class Race:
         model = self.model
         own_hook = private.OWN_HOOK if ddp._comm_hooks or model.inner is not None else None
         captured = "its steps were captured in a CUDA graph" if self.was_captured else None
-        return model.why or own_hook or captured or private.reason_against_race(ddp)
+        return model.why or own_hook or captured or reducer.reason_against_race(ddp)
 
     def reason_in_memory(self, ddp: Any) -> str | None:
         """Return how much memory is missing for another set of buckets, or None."""
