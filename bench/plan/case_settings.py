@@ -28,15 +28,16 @@ def _compile_modes(text: str) -> tuple[str, ...]:
 def option(default: Any, parse: Callable[[str], Any], meaning: str, metavar: str, **more: Any) -> Any:
     """A field that a user can give: its default, its parser, what `--help` says, and what else is known.
 
-    Its column of cases.csv is described as in `--help`, unless `column` says more.
+    Its column of cases.csv is described as in `--help`, unless `column` says more; `usual` is what a run does
+    without it, unless that is the default.
     """
     column = meaning.partition(" (default")[0]
-    known = {"parse": parse, "help": meaning, "metavar": metavar, "column": column}
+    known = {"parse": parse, "help": meaning, "metavar": metavar, "column": column, "usual": default}
     return field(default=default, metadata=known | more)
 
 
 def _axis(default: Value, parse: Callable[[str], Value], *facts: Any, **more: Any) -> Any:
-    usual = {"short": "", "kind": "argument", "unmeasured": (), "swept": (default,)}
+    usual = {"short": "", "kind": "argument", "unmeasured": (), "usual": (default,)}
     return option(default, csv(parse), *facts, **usual | more)
 
 
@@ -48,7 +49,7 @@ def _step_switch(meaning: str, label: str) -> Any:
     def parse(text: str) -> tuple[bool]:
         return (switch(text),)
 
-    return option(False, parse, meaning, "on|off", label=label)
+    return option(False, parse, meaning, "on|off", label=label, usual=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,7 @@ class DdpSettings:
     """One value of every DDP setting that a run may vary; the defaults are DDP's own.
 
     A field declares a setting: its option and the parser of the values to measure, its column of cases.csv,
-    and what stands for it in the id of a case where it is not the default. `swept` is what a run measures
+    and what stands for it in the id of a case where it is not the default. `usual` is what a run measures
     of it by default.
     Its `kind` is `argument` (of DDP's constructor, by this name), `training` (it changes the training itself,
     not only its speed) or `other`. Where it is not the default the passes `unmeasured` are left out: they
@@ -70,7 +71,7 @@ class DdpSettings:
         "CAP,…",
         column="`default`, a number of MiB, `0`, or a `/`-separated list per bucket",
         short="cap",
-        swept=(PYTORCH_CAPS, "1", "25", "100"),
+        usual=(PYTORCH_CAPS, "1", "25", "100"),
     )
     gradient_as_bucket_view: bool = _switch("DDP: gradients are views of the buckets", "view")
     static_graph: bool = _switch("DDP: the graph never changes", "static")
@@ -144,6 +145,7 @@ class StepSettings:
         "torch.compile: off, on (mode default), reduce-overhead (CUDA graphs), max-autotune (default: off)",
         "MODE,…",
         column="mode of torch.compile, or `off`",
+        usual=None,
         label="compiled",
     )
 
@@ -204,5 +206,5 @@ STEP_DEFAULTS: dict[str, Any] = {setting.name: setting.default for setting in ST
 
 KINDS: dict[str, str] = {setting.name: setting.metadata["kind"] for setting in MODE_SETTINGS}
 
-SWEPT: dict[str, tuple[Value, ...]] = {s.name: s.metadata["swept"] for s in MODE_SETTINGS}
+SWEPT: dict[str, tuple[Value, ...]] = {s.name: s.metadata["usual"] for s in MODE_SETTINGS}
 """Values that a run measures by default, by setting."""

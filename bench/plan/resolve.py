@@ -78,7 +78,7 @@ def resolve(
             key = raw_key.replace("-", "_")
             if key not in known:
                 raise UsageError(f"{where}unknown key {raw_key!r}; {did_you_mean(key, known)}")
-            values[key] = named(key, known[key].parse, as_text(raw), where=where)
+            values[key] = named(key, known[key].metadata["parse"], as_text(raw), where=where)
         if "workload" in layer and "arch" not in layer:
             values.pop("arch", None)
     return Settings.of(values | {"preset": preset, "caps_given": "bucket_cap_mb" in values})
@@ -196,7 +196,8 @@ def as_options(settings: Settings, without: Collection[str]) -> list[str]:
     plain = {} if settings.device == "cuda" else {"precision": "fp32", **STEP_DEFAULTS}
     values = settings.stored()
     for one in options_of():
-        value, usual = values[one.name], plain.get(one.name) if one.default is None else one.default
+        value, usual = values[one.name], one.metadata["usual"]
+        usual = plain.get(one.name) if usual is None else usual
         if one.name not in without and value is not None and as_text(value) != as_text(usual):
-            found += [f"--{one.name.replace('_', '-')}", stored_text(value, one.parse)]
+            found += [f"--{one.name.replace('_', '-')}", stored_text(value, one.metadata["parse"])]
     return found

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields
+from typing import Any
 
 from ..common.errors import UsageError
 from ..common.values import choice, csv, duration_s, fraction, named, positive_int, switch, whole_number
@@ -213,7 +213,7 @@ class Settings:
     def of_stored(cls, values: Mapping[str, Any]) -> Settings:
         """The settings that a manifest holds. Raises UsageError for a value that no option gives."""
         parsers: dict[str, Any] = {"preset": str, "caps_given": switch, "least_block_s": float}
-        parsers |= {option.name: option.parse for option in options_of()}
+        parsers |= {option.name: option.metadata["parse"] for option in options_of()}
         found: dict[str, Any] = {}
         for name, value in values.items():
             if name in REMOVED and value == REMOVED[name]:
@@ -248,30 +248,14 @@ class ResolvedSettings(Settings):
         return steps + -steps % self.data_workers if from_loaders else steps
 
 
-class Option(NamedTuple):
-    """A setting that a user can give."""
-
-    name: str
-    default: Any
-    parse: Callable[[str], Any]
-    help: str
-    metavar: str
-
-
-def options_of() -> list[Option]:
-    """The settings that a user can give.
+def options_of() -> list[Field[Any]]:
+    """The settings that a user can give, with what `option` knows of each.
 
     In the order in which commands repeat them: what is trained, how a step is computed, the axes, the rest.
     """
     own = [f for f in fields(Settings) if "parse" in f.metadata]
     rest = [f.name for f in own].index("device")
-    usual = dict.fromkeys(STEP_DEFAULTS) | SWEPT
-    return [
-        Option(
-            f.name, usual.get(f.name, f.default), *(f.metadata[fact] for fact in ("parse", "help", "metavar"))
-        )
-        for f in (*own[:rest], *STEP_SETTINGS, *MODE_SETTINGS, *own[rest:])
-    ]
+    return [*own[:rest], *STEP_SETTINGS, *MODE_SETTINGS, *own[rest:]]
 
 
 def stored_text(raw: Any, parse: object) -> str:

@@ -43,7 +43,7 @@ _TEXTS = (
     "bucket_bytes layers_by_device mem_by_device_mib throttle_reasons not_proved proved_by started_at "
     "torch_version phase steps_ms detail reference_id metric answer exposed_by"
 )
-PUBLIC = {*_TEXTS.split(), *(option.name for option in options_of() if option.parse is not str)}
+PUBLIC = {*_TEXTS.split(), *(option.name for option in options_of() if option.metadata["parse"] is not str)}
 """Fields and columns, and records for all in them, of which texts are kept; numbers always are.
 
 What is not named stays private until somebody decides that it names neither a person nor a machine.

@@ -98,8 +98,8 @@ def parser(told: CommandHelp = RUN) -> Parser:
     for title, names in GROUPS.items():
         group = made.add_argument_group(title)
         for option in map(options.__getitem__, names):
-            metavar, meaning = option.metavar, option.help
-            default = of_preset.get(option.name, option.default)
+            metavar, meaning = option.metadata["metavar"], option.metadata["help"]
+            default = of_preset.get(option.name, option.metadata["usual"])
             if default is not None:
                 usual = as_text(default).replace("%", "%%")
                 meaning = f"{meaning.partition(' (default:')[0]} (default: {usual})"

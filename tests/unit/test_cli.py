@@ -96,7 +96,7 @@ def test_the_whole_help_has_every_option_with_its_default_and_switches_of_one_st
         entry = told[f"--{setting.name.replace('_', '-')}"]
         assert "(default:" in entry or setting.name == "workload"
         assert ("[on|off" in entry) == (
-            setting.parse is switch or setting.name in SWITCHES or "off" in str(entry.split()[1])
+            setting.metadata["parse"] is switch or setting.name in SWITCHES or "off" in str(entry.split()[1])
         )
     asked = settings_of(["--static-graph", "--trace"])
     assert (asked.axes["static_graph"], asked.trace) == ((True,), True)

@@ -164,13 +164,12 @@ def test_the_length_of_blocks_comes_back_for_a_resume():
 
 @pytest.mark.parametrize("setting", SETTINGS_OF["ddp"], ids=lambda setting: setting.name)
 def test_every_ddp_setting_is_an_option_with_values_to_measure(setting):
-    option = next(f for f in options_of() if f.name == setting.name)
-    assert option.help == setting.metadata["help"]
+    assert setting in options_of()
     values = Settings().axes[setting.name]
     assert setting.default in values
     switches = {"True": "on", "False": "off"}
     text = ",".join(switches.get(str(value), str(value)) for value in values)
-    assert option.parse(text) == values
+    assert setting.metadata["parse"](text) == values
 
 
 @pytest.mark.parametrize(
