@@ -170,7 +170,6 @@ def test_a_folder_that_holds_a_run_is_left_alone(real_run, capsys):
     assert {p.name: p.stat().st_mtime_ns for p in run.path.iterdir()} == before
 
 
-@pytest.mark.usefixtures("in_process")
 def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path, capsys):
     out = tmp_path / "run"
     arguments = [*SMALL, "--gpus", "1,2", "--bucket-cap-mb", "default,1"]
