@@ -21,8 +21,7 @@ from ..results.block_times import TELEMETRY_FAILED, TRACE_FAILED, BlockTimes
 from ..results.journal import Layout
 from ..results.recorder import Recorder
 from ..worker import messages as m
-from ..worker.facts import Begun, Warmed
-from .case_facts import facts_of, proof_facts
+from ..worker.facts import Begun, Warmed, facts_of, proof_facts
 from .failures import LEAST_S, MOST_NAMED, TURN_S, Failure, RestartError, failure_in, preparing_s
 from .open_folder import fail_case, proved_before
 from .schedule import LiveCase, Schedule

@@ -1,12 +1,18 @@
-"""Facts that a worker finds: of its machine, the workload, a case. Records of data alone, without torch."""
+"""Facts that a worker finds, of its machine, the workload, a case: records and columns, without torch."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
 from ..machine.manifest import FirstHost, Gpu, Model, RankPlace, WorkloadCode
 from ..machine.records import Record
 from ..plan.buckets import BucketLayout
+from ..plan.case import Case
 from ..plan.resolve import GpuKind
-from ..results.block_times import BlockTimes, Compilation, DeviceMemory
+from ..results.block_times import BlockTimes, Compilation, DeviceMemory, ProofResult, memory_columns
+from ..results.columns import LEAST
 
 
 class SeenGpus(Record, frozen=True):
@@ -86,3 +92,31 @@ class Warmed(Record, frozen=True):
     compilation: Compilation | None = None
     """None for an eager case."""
     layout: BucketLayout | None = None
+
+
+def proof_facts(shown: ProofResult, update: ProofResult) -> dict[str, Any]:
+    """Return what both proofs of a case found, for its row in cases.csv."""
+    doubt = shown.not_proved or update.not_proved
+    errors = {
+        "gradient_error": shown.error,
+        "split_effect": shown.split_effect,
+        "update_error": update.error,
+    }
+    return {
+        # As a file holds it: what is next to nothing is 0.
+        **{name: 0.0 if error is not None and error < LEAST else error for name, error in errors.items()},
+        "not_proved": doubt and doubt.reason,
+        "proved_by": doubt and doubt.remedy,
+    }
+
+
+def facts_of(case: Case, warmed: Sequence[Warmed]) -> dict[str, Any]:
+    """Return what the warm-up of a case on every rank tells, for its row in cases.csv."""
+    facts: dict[str, Any] = memory_columns([one.memory for one in warmed], case.mode)
+    layout, compiled = warmed[0].layout, warmed[0].compilation
+    if layout is not None:
+        facts["num_buckets"] = len(layout.num_bytes)
+        facts["bucket_bytes"] = str(layout)
+    if compiled is not None:
+        facts |= asdict(compiled)
+    return facts

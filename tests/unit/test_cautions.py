@@ -23,7 +23,7 @@ from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.case_result import case_results
 from ddp_bench.bench.results.columns import BLOCKS, typed_frame
 from ddp_bench.bench.results.round_times import RoundTimes
-from ddp_bench.bench.run.case_facts import proof_facts
+from ddp_bench.bench.worker.facts import proof_facts
 from ddp_bench.report.conditions import conditions
 
 NVLINK = {"nvlink": True, "peer_access": True}

@@ -17,9 +17,8 @@ from ddp_bench.bench.measure.timed import Trainer
 from ddp_bench.bench.modes import Place
 from ddp_bench.bench.modes.base import SingleMode
 from ddp_bench.bench.results.block_times import BlockTimes, DeviceMemory
-from ddp_bench.bench.run.case_facts import facts_of
 from ddp_bench.bench.worker import rank
-from ddp_bench.bench.worker.facts import Warmed
+from ddp_bench.bench.worker.facts import Warmed, facts_of
 from ddp_bench.bench.worker.held_case import HeldCase, Shared
 from ddp_bench.bench.worker.messages import Settle, Wait
 from ddp_bench.bench.worker.rank import Rank
