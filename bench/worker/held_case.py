@@ -79,8 +79,9 @@ class HeldCase:
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
-        """Within it, the case trains: its batches are loaded, and what its mode raises says what helps."""
-        with self.trainer.mode.explained(), self.trainer.loading():
+        """Within it, the case trains: its batches load, compiled as asked, and errors say what helps."""
+        mode = self.trainer.mode
+        with mode.explained(), mode.compiles_as_asked(), self.trainer.loading():
             yield
 
     def close(self) -> None:
@@ -105,17 +106,16 @@ class HeldCase:
             first.until_over.callback(lambda: compiling.append(CompileWatch()))
             first.until_over.callback(compile_module, mode.module, case.compile)
             first.until_over.enter_context(draws_as_eager())
-        with mode.compiles_as_asked():
-            steps: list[float] = []
-            while len(steps) < num_least or not self._is_warm(steps, least_s):
-                steps += run_block(trainer.step, 1, self.shared.clock).steps_ms
-                first.after_step()
-            first.end()
-            compilation = compiling[-1].taken() if compiling else None
-            memory = self.memory.taken()
-            trainer.check_loss()
-            if compilation is not None and case.communicates:
-                trainer.local_step()  # may need graphs of its own, which no block should wait for
+        steps: list[float] = []
+        while len(steps) < num_least or not self._is_warm(steps, least_s):
+            steps += run_block(trainer.step, 1, self.shared.clock).steps_ms
+            first.after_step()
+        first.end()
+        compilation = compiling[-1].taken() if compiling else None
+        memory = self.memory.taken()
+        trainer.check_loss()
+        if compilation is not None and case.communicates:
+            trainer.local_step()  # may need graphs of its own, which no block should wait for
         trainer.check_loss()
         self.layout = mode.bucket_layout()
         mode.settle()
@@ -143,8 +143,7 @@ class HeldCase:
     def measure(self, phase: str, steps: int) -> BlockTimes:
         """Measure a block of `phase`, of `steps` steps where it is steps alone."""
         trainer, telemetry = self.trainer, self.shared.telemetry
-        with trainer.mode.compiles_as_asked():
-            times = self._measured(phase, steps)
+        times = self._measured(phase, steps)
         if phase == "timed" and telemetry is not None:
             end_s, gpus = time.monotonic(), gpus_of(self.case, self.shared.place)
             # Counted back from its end: steps before it that are not timed are left out.

@@ -309,8 +309,7 @@ def test_a_block_whose_steps_ask_for_memory_only_leads_in(monkeypatch, asking, e
         stats["num_device_alloc"] += len(taken) < asking
         taken.append(1)
 
-    mode = SimpleNamespace(compiles_as_asked=contextlib.nullcontext)
-    trainer = SimpleNamespace(step=step, mode=mode, check_loss=lambda: None, release_gradients=lambda: None)
+    trainer = SimpleNamespace(step=step, check_loss=lambda: None, release_gradients=lambda: None)
     case, group = case_of(mode="ddp", num_devices=2), object() if elsewhere else None
     asked = {"torch.cuda.memory_stats": lambda gpu: dict(stats) if gpu == 1 else {}}
     stand_in(monkeypatch, memory, asked)
