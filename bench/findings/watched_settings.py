@@ -22,6 +22,9 @@ PACKAGES = {
 }
 """Classes that take DDP's arguments, of packages that wrap a model for their users."""
 
+REDUCED = "reduced"
+"""Value of `unused` where the cost holds the all-reduce of which parameters were used."""
+
 OF_TRAINER = {"forward_sync_buffers": "ddp_broadcast_buffers"}
 """Names of TrainingArguments that are not made of a prefix and the argument's own name."""
 
@@ -71,8 +74,9 @@ def _describe(one: WatchedSetting) -> tuple[str, str]:
             f"no_sync() around forward and backward of every micro-step but the last{at}",
         ),
         "unused": (
-            "the search for unused parameters, of which there are none (at least: an all-reduce of what was "
-            "used comes on top)",
+            "the search for unused parameters, of which there are none; "
+            + ("at most with" if one.value == REDUCED else "at least, without")
+            + " the all-reduce of which were used",
             _argument(one, "find_unused_parameters", "False", "ddp_"),
         ),
         "buffers": (
@@ -80,7 +84,7 @@ def _describe(one: WatchedSetting) -> tuple[str, str]:
             f"{_argument(one, one.value, 'False', 'ddp_')}, if ranks may keep buffers of their own",
         ),
         "loader": (
-            f"waiting for a loader with {plural(amount, 'worker')} (at most: workers need cores, too)",
+            f"waiting for a loader with {plural(amount, 'worker')} (at least where they find no free core)",
             _argument(one, "num_workers", workers, "dataloader_"),
         ),
         "pinning": (
@@ -98,6 +102,10 @@ def _describe(one: WatchedSetting) -> tuple[str, str]:
         "threads": (
             f"{amount} threads of operators on {plural(one.of, 'core')}",
             f"OMP_NUM_THREADS={one.value} before the launcher, or torch.set_num_threads({one.value})",
+        ),
+        "host": (
+            f"a host that queues work more slowly than its GPU does it, in parts of {amount}% of a step",
+            "a larger batch, torch.compile, or less Python and fewer .item() calls in a step",
         ),
         "debug": (f"the checks of TORCH_DISTRIBUTED_DEBUG={one.value}", "TORCH_DISTRIBUTED_DEBUG=OFF"),
     }.get(one.name, (one.name, ""))

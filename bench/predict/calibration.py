@@ -148,8 +148,7 @@ def load_calibration(folder: Path) -> Calibration:
     if is_watched(folder):
         raise UsageError(
             f"{folder} is a watched training: its probes time all buckets together, not an all-reduce by its "
-            "size, nor on GPUs when gradients are ready; predict from a rate (--throughput), or from a run "
-            f"({speaker('run')} --calibrate)"
+            f"size; name a network, or a run with {speaker('run')} --calibrate"
         )
     if not os.path.lexists(path):
         raise UsageError(f"{folder} has no {CALIBRATION}; measure a run with {speaker('run')} --calibrate")

@@ -18,8 +18,9 @@ from ..plan.case import HALF_HOOKS
 from ..plan.settings import Settings
 from ..results.store import RunData, load_run
 from . import output
-from .calibration import Calibration, Identity, check_same, load_calibration
+from .calibration import Calibration, Identity, check_same, is_watched, load_calibration
 from .from_rate import from_rate
+from .from_watch import calibrate_watched
 from .networks import MeasuredNetwork, NetworkModel, network
 from .prediction import Scenario, as_calibrated, predict
 from .runs import HeldOut, error_sizes, held_out, most_like
@@ -81,7 +82,13 @@ def _calibration(options: argparse.Namespace) -> Calibration:
             raise UsageError(
                 f"--{given[0].replace('_', '-')} belongs to --throughput; {options.run} has its own"
             )
-        return load_calibration(options.run)
+        if not is_watched(options.run):
+            return load_calibration(options.run)
+        if options.batch_size is not None:
+            raise UsageError(
+                f"{options.run} is a watched training, whose batch is not known; leave --batch-size out"
+            )
+        return calibrate_watched(options.run)
     if options.run is not None or options.validate is not None:
         raise UsageError("--throughput stands instead of a run, and validates none; leave RUN out")
     batch = options.batch_size

@@ -24,7 +24,11 @@ def parser() -> cli.Parser:
         "calibrated run whose all-reduces to take, or a network of your own, FILE.toml:NAME.",
     )
     made.add_argument(
-        "run", type=Path, nargs="?", metavar="RUN", help="folder of a run with --calibrate; or --throughput"
+        "run",
+        type=Path,
+        nargs="?",
+        metavar="RUN",
+        help="folder of a run with --calibrate, or of a watched training on GPUs; or --throughput",
     )
 
     add = made.add_argument_group("instead of a run, a rate that is known").add_argument

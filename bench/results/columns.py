@@ -187,7 +187,10 @@ BUCKETS: tuple[Column, ...] = (
     count_column("bucket", "index in all-reduce order, from 0", first=0),
     count_column("bytes", "gradient bytes in the bucket"),
     count_column("num_params", "parameters in the bucket"),
-    *with_ends("ready_ms", "last gradient ready, since the start of the backward, from the anatomy pass"),
+    *with_ends(
+        "ready_ms",
+        "last gradient ready, since the start of the backward, from the anatomy pass or a watch's probes",
+    ),
     *with_ends("launch_ms", "all-reduce launched: DDP does so once this bucket and all before it are ready"),
     *with_ends("start_ms", "all-reduce taken up by gloo or NCCL, from the trace pass"),
     *with_ends("done_ms", "all-reduce done, from the trace pass"),

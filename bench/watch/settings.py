@@ -6,12 +6,24 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import Any
 
+import msgspec
+
 from ..findings.late_ranks import estimate
 from ..findings.watched import as_measured
+from ..findings.watched_settings import REDUCED
 from ..machine.watched import Measured, WatchedSetting
 from ..stats.fit import MIN_ROUNDS
 from .late import own_work_s
 from .steps import JoinedStep, Made, Step, Watched, is_light
+
+MIN_HOST_BOUND_PCT = 50.0
+"""Percent of a step that a GPU waits for its host, to be told."""
+
+MAX_LAG = 0.02
+"""Share of a step by which a GPU that waits for its host may seem late: the clocks of both drift apart."""
+
+HOST_PARTS = ("forward", "backward", "optimizer", "other")
+"""Parts in which the host queues work; waiting for the loader is a setting of its own."""
 
 
 def find_settings(watched: Watched) -> tuple[WatchedSetting, ...]:
@@ -33,7 +45,7 @@ def _of_models(watched: Watched) -> Iterator[WatchedSetting]:
     for one in models:
         on_ranks = [process.models.get(one.model, one) for process in watched.ranks.values()]
         if one.find_unused_parameters and all(model.unused is False for model in on_ranks):
-            yield _setting("unused", one, cost_ms=measure_saved_ms(joined, lambda step: step.search_s))
+            yield _setting("unused", one, **_measure_search(watched))
     sender = next((one for one in models if one.broadcast_buffers), None)
     sent_ms = [1000 * min(one.parts.get("buffers", 0.0) for one in step.values()) for step in joined]
     if sender is not None and median(sent_ms) > 0:  # the last rank waits for nobody
@@ -47,8 +59,7 @@ def _of_loaders(watched: Watched) -> Iterator[WatchedSetting]:
     loaders = [*watched.first.loaders.values()]
     if loaders:
         one = min(loaders, key=lambda loader: loader.workers or 0)
-        cost_ms = measure_saved_ms(watched.joined, lambda step: step.parts.get("data", 0.0))
-        yield _setting("loader", one, cost_ms=cost_ms, amount=one.workers or 0)
+        yield _setting("loader", one, cost_ms=_measure_wait(watched), amount=one.workers or 0)
     for one in loaders:
         if one.passes > 1 and one.epochs == 1:
             yield _setting("epoch", one, amount=one.passes)
@@ -68,6 +79,48 @@ def _of_processes(watched: Watched) -> Iterator[WatchedSetting]:
     debug = {one.debug for one in starts} & {"INFO", "DETAIL"}
     if debug:
         yield WatchedSetting(name="debug", value=min(debug))
+    bound_pct = max(map(measure_host_bound_pct, watched.by_rank()), default=0.0)
+    if bound_pct >= MIN_HOST_BOUND_PCT:
+        yield WatchedSetting(name="host", amount=round(bound_pct))
+
+
+def _measure_search(watched: Watched) -> dict[str, Any]:
+    """Measure the search for unused parameters; DDP then reduces one number for each parameter.
+
+    That takes at most as long as all gradients alone, which probes tell: the upper end holds it.
+    """
+    search_ms = measure_saved_ms(watched.joined, lambda step: step.search_s)
+    alone_s = [min(one.alone_s for one in watched.joined[place].values()) for place, _ in watched.probes]
+    if search_ms is None or search_ms.high is None or len(alone_s) < MIN_ROUNDS:
+        return {"cost_ms": search_ms}
+    most_ms = search_ms.high + estimate([1000 * seconds for seconds in alone_s]).interval().high
+    return {"cost_ms": msgspec.structs.replace(search_ms, high=most_ms), "value": REDUCED}
+
+
+def _measure_wait(watched: Watched) -> Measured | None:
+    """Measure the wait for batches: without its CPU time, which workers take too, up to all of it."""
+    wait_ms = measure_saved_ms(watched.joined, lambda step: step.parts.get("data", 0.0))
+    least_ms = measure_saved_ms(
+        watched.joined, lambda step: max(step.parts.get("data", 0.0) - step.loading_s, 0.0)
+    )
+    if wait_ms is None or least_ms is None:
+        return wait_ms
+    return msgspec.structs.replace(least_ms, high=wait_ms.high)
+
+
+def measure_host_bound_pct(steps: Sequence[Step]) -> float:
+    """Return the percentage of a rank's steps in parts at whose end its GPU had done all that was queued.
+
+    There it waited for its host. Where a GPU is least late by its host's clock it has nothing left to do.
+    """
+    lags_s = [lag_s for step in steps for _, _, lag_s in step.marks]
+    if not lags_s:
+        return 0.0
+    most_s = min(lags_s) + MAX_LAG * median(step.step_s for step in steps)
+    waits_s = (
+        sum(s for part, s, lag_s in step.marks if part in HOST_PARTS and lag_s <= most_s) for step in steps
+    )
+    return 100 * median(s / step.step_s for s, step in zip(waits_s, steps, strict=True))
 
 
 def first_rank(step: JoinedStep) -> Step:

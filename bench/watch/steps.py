@@ -91,6 +91,7 @@ class Sync(msgspec.Struct, frozen=True, kw_only=True):
     model: int
     k: int
     probe: bool = False
+    begin_s: float | None = None
     ready_s: tuple[float, ...] = ()
     bytes: tuple[int, ...] = ()
     end_s: float | None = None
@@ -118,8 +119,12 @@ class Step(Row, frozen=True, kw_only=True):
     overhead_s: float = 0.0
     """Seconds in the watch's own code since the step before was written."""
     search_s: float = 0.0
+    loading_s: float = 0.0
+    """CPU seconds of the thread that trains within its wait for batches."""
     accumulated: int = 0
     collectives: int = 0
+    marks: tuple[tuple[str, float, float], ...] = ()
+    """Parts on a GPU in their order: seconds, and how much later their end came by it than by the host."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -159,10 +164,16 @@ class Note(Row, frozen=True, kw_only=True):
     text: str = ""
 
 
+class End(Row, frozen=True, kw_only=True):
+    """The end of the watch of a process."""
+
+    peak_bytes: int | None = None
+
+
 JoinedStep: TypeAlias = dict[int, Step]
 """One step by rank."""
 
-_DECODER = msgspec.json.Decoder(Start | Model | Loader | Parallel | Step | Note)
+_DECODER = msgspec.json.Decoder(Start | Model | Loader | Parallel | Step | Note | End)
 
 
 class Process(NamedTuple):
@@ -174,6 +185,7 @@ class Process(NamedTuple):
     notes: list[str]
     loaders: dict[int, Loader]
     parallel: dict[str, Parallel]
+    end: End = End()
 
 
 def read_process(path: Path) -> Process:
@@ -198,6 +210,8 @@ def read_process(path: Path) -> Process:
                 found.parallel[row.how] = row
             elif isinstance(row, Note):
                 found.notes.append(row.text)
+            elif isinstance(row, End):
+                found = found._replace(end=row)
     found.notes.extend(
         f"DDP model {one.model} gets no probes: {one.why}" for one in found.models.values() if one.why
     )
@@ -221,6 +235,10 @@ class Watched:
     @property
     def first(self) -> Process:
         return next(iter(self.ranks.values()))
+
+    def by_rank(self) -> list[list[Step]]:
+        """Return the compared steps of each rank."""
+        return [[step[rank] for step in self.joined] for rank in self.ranks]
 
     @property
     def num_missing(self) -> int:

@@ -86,6 +86,8 @@ def write_tables(writer: RunWriter, planned: Planned, watched: Watched, manifest
     text = "/".join(map(str, sizes))
     own: dict[str, Any] = {"num_buckets": len(sizes), "bucket_bytes": text} if sizes else {}
     own |= {"exposed_by": PROBES} if watched.probes else {}
+    peaks = [process.end.peak_bytes / 2**20 for process in watched.ranks.values() if process.end.peak_bytes]
+    own |= {"peak_mem_mib": max(peaks)} if peaks else {}
     outcomes = [Outcome(planned, facts=facts | own)]
     others = [case for case in cases.values() if case.case_id != case_id]
     outcomes += [Outcome(replace(planned, case=case), facts=facts) for case in others]
@@ -199,8 +201,12 @@ def make_blocks(case_id: str, watched: Watched) -> Iterator[list[dict[str, Any]]
         waited_s = {
             rank: fmean(step[rank].parts.get("collectives", 0.0) for step in beside) for rank in probe
         }
-        waits = {rank: {WAITED: round(1000 * s, 4)} for rank, s in waited_s.items()}
-        yield block("no_sync", index, local_s, waits if any(waited_s.values()) else {})
+        has_waits = any(waited_s.values())
+        told = {
+            rank: ({WAITED: round(1000 * waited_s[rank], 4)} if has_waits else {}) | ready_ms(one)
+            for rank, one in probe.items()
+        }
+        yield block("no_sync", index, local_s, told)
         buffers_s = min(one.parts.get("buffers", 0.0) for one in probe.values())
         # The rank that comes last waits for nobody.
         comm_s = buffers_s + min(_syncs_per_probe(one) * one.alone_s for one in probe.values())
@@ -218,6 +224,14 @@ def make_blocks(case_id: str, watched: Watched) -> Iterator[list[dict[str, Any]]
             for rank, one in step.items()
         }
         yield block("anatomy", index, taken_s, phases_ms)
+
+
+def ready_ms(probe: Step) -> dict[str, list[float]]:
+    """Return when each bucket is ready, ms since its backward began, as a run's anatomy pass tells it."""
+    sync = probe.probes[0]
+    if len(probe.syncs) > 1 or sync.begin_s is None:
+        return {}
+    return {"ready_ms": [round(1000 * (s - sync.begin_s), 4) for s in sync.ready_s]}
 
 
 def without_communication_s(probe: Step, usual_s: float) -> float:

@@ -16,6 +16,8 @@ from documented import FENCE, FILES, OURS, behind_a_launcher, in_help, in_page, 
 from made_project import commit
 from PIL import Image
 from stand_ins import Patch
+from test_watch_gpu import on_gpus
+from test_watch_reader import training, watched_run
 from tried_commands import check_names, put_run, stop_at_processes, tried
 
 from ddp_bench.__main__ import main_of
@@ -49,8 +51,9 @@ RUNS = {
     **dict.fromkeys(("RUN", "TWO"), "predictions/resnet18-2hosts/1gbit"),
     "MINE": "h200-calibrated",
     "results/20260101T120000Z-node0-run": "cpu-lab-1gbit-2hosts",
+    "WATCHED": "",
 }
-"""Runs by the names that pages give them, and which samples stand for them."""
+"""Runs by the names that pages give them, and which samples stand for them; "" for a watch on GPUs."""
 
 PROGRAMS = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
 
@@ -85,6 +88,14 @@ def test_every_line_that_looks_like_a_command_is_collected():
                     assert name.replace('"', "") in collected, f"{path.name}: {line}"
 
 
+def put(name, folder):
+    """Put what a page calls by this name into a folder."""
+    if RUNS[name]:
+        put_run(RUNS[name], folder / name)
+    else:
+        watched_run(on_gpus(folder / name, training()))
+
+
 def is_begun(words, name):
     return any(pair == ("--out", name) for pair in itertools.pairwise(words))
 
@@ -94,8 +105,8 @@ def project(tmp_path_factory):
     """A repository that has everything that pages speak of, beside the runs that they name."""
     folder = tmp_path_factory.mktemp("project")
     commit(folder, PROJECT)
-    for name, sample in RUNS.items():
-        put_run(sample, folder / name)
+    for name in RUNS:
+        put(name, folder)
     for kind in ("cat", "dog"):
         (folder / "imagenet/train" / kind).mkdir(parents=True)
         for red in range(64):
@@ -163,7 +174,7 @@ def test_every_command_works(place, here, capsys):
             assert (ROOT / one.words[1]).is_file()
         for name in begun:
             if is_begun(one.words, name):
-                put_run(RUNS[name], here / name)
+                put(name, here)
         said = capsys.readouterr()
         if one.output:
             Path(one.output).write_text(said.out)

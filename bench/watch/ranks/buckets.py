@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from functools import partial
-from time import perf_counter as now
 from time import thread_time
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +97,7 @@ class Model:
             "model": self.number,
             "k": self.count,
             "probe": probe,
+            "begin": watch.backward_begin,
             "ready": [],
             "bytes": [],
             **(self.race.labels() if self.race is not None else {}),
@@ -114,7 +114,7 @@ class Model:
         if index == 0:
             self.begin_sync(hooked=True)
         self.sync["bytes"].append(private.num_bytes(buffer))
-        self.sync["ready"].append(now())
+        self.sync["ready"].append(self.watch.moments.now())
         return bool(self.sync["probe"])
 
     def end_sync(self) -> None:
@@ -144,8 +144,8 @@ class Model:
     def release(self) -> None:
         """Begin the all-reduces of what is held, in order and as DDP does."""
         held, self.held = self.held, []
-        if self.sync.get("probe") and held and held[0][0].device.type == "cpu":
-            self.sync["sent"] = now()  # a GPU's buckets are sent later than the host says
+        if self.sync.get("probe") and held:
+            self.sync["sent"] = self.watch.moments.now()
         for buffer, future in held:
             work = dist.all_reduce(buffer, group=self.group, async_op=True)
             self.sent.append((work, buffer, future))
@@ -164,7 +164,7 @@ class Model:
 
     def note_done(self, sync: dict[str, Any]) -> None:
         """Note that all buckets have been reduced."""
-        sync["done"] = now()
+        sync["done"] = self.watch.moments.now()
 
 
 def reduce_bucket(model: Model, bucket: Any) -> Any:

@@ -3,36 +3,71 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from time import perf_counter as now
+from typing import Any
+
+from .moments import HostMoments
+
+MAX_MARKS = 4096
+"""Ends of parts that are kept as moments: an evaluation of many batches is one step."""
+
+
+class Taken:
+    """A step that was taken, whose times can be read once the moment of its end is past."""
+
+    def __init__(self, moments: HostMoments, start: Any) -> None:
+        self.moments, self.start, self.end = moments, start, start
+        self.marks: list[tuple[str, Any]] = []
+        """Parts in their order, each with the moment of its end."""
+        self.sums: dict[str, float] = defaultdict(float)
+        """Seconds by part before the marks, which begin at `since`."""
+        self.since = start
+
+    def add(self, part: str, end: Any) -> None:
+        """Add a part that ends now; parts that are past become sums where there are many."""
+        self.marks.append((part, end))
+        self.end = end
+        if len(self.marks) > MAX_MARKS and self.moments.is_past(end):
+            self.sums = self.parts_s()
+            self.marks, self.since = [], end
+
+    def marks_s(self) -> list[tuple[str, float]]:
+        """Return the parts since the sums in their order, each with its seconds."""
+        begins = [self.since, *(end for _, end in self.marks)]
+        return [
+            (part, self.moments.seconds(begin, end))
+            for begin, (part, end) in zip(begins, self.marks, strict=False)
+        ]
+
+    def parts_s(self) -> dict[str, float]:
+        """Return the seconds by part, which add up to the step."""
+        parts = self.sums.copy()
+        for part, seconds in self.marks_s():
+            parts[part] += seconds
+        return parts
 
 
 class Clock:
-    """Times of the parts of one thread since the last cut; times are seconds of `perf_counter`."""
+    """Parts of one thread since the last cut."""
 
-    def __init__(self) -> None:
-        self.start = self.changed = now()
+    def __init__(self, moments: HostMoments) -> None:
+        self.moments = moments
+        self.taken = Taken(moments, moments.now())
         self.open = ["other"]
-        self.parts: dict[str, float] = defaultdict(float)
 
     def enter(self, part: str) -> int:
         """Begin a part and return the depth with which to leave it."""
-        self._add(now())
+        self.taken.add(self.open[-1], self.moments.now())
         self.open.append(part)
         return len(self.open) - 1
 
     def leave(self, depth: int) -> None:
         """End the part that was begun at this depth, with all that an exception left open in it."""
-        self._add(now())
+        self.taken.add(self.open[-1], self.moments.now())
         del self.open[max(depth, 1) :]
 
-    def cut(self) -> tuple[float, float, dict[str, float]]:
-        """End a step: return its start, its seconds and the seconds of its parts, which add up to them."""
-        end = now()
-        self._add(end)
-        start, parts = self.start, self.parts
-        self.start, self.parts = end, defaultdict(float)
-        return start, end - start, parts
-
-    def _add(self, time: float) -> None:
-        self.parts[self.open[-1]] += time - self.changed
-        self.changed = time
+    def cut(self) -> Taken:
+        """End a step and return it."""
+        taken, end = self.taken, self.moments.now()
+        taken.add(self.open[-1], end)
+        self.taken = Taken(self.moments, end)
+        return taken

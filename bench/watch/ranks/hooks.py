@@ -50,7 +50,7 @@ def install_hooks(watch: Watch) -> None:
     around = (
         (ddp, "forward", watch.before_forward, watch.after),
         (ddp, "_sync_buffers", watch.before_buffers, watch.after),
-        (private.LoaderIterator, "__next__", watch.before_batch, watch.after),
+        (private.LoaderIterator, "__next__", watch.before_batch, watch.after_batch),
         (torch.autograd, "backward", watch.before_backward, watch.after_backward),
         (ddp, "_post_forward", setup.before_search, setup.after_search),
         (ddp, "__init__", setup.before_init, setup.after_model),

@@ -158,6 +158,11 @@ def is_captured() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
+def peak_bytes() -> int | None:
+    """Return the most bytes that tensors of this process took on its GPU; None where it uses none."""
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None
+
+
 def num_bytes(buffer: torch.Tensor) -> int:
     """Return the size of a bucket; of a sparse gradient the size of its values."""
     values = buffer._values() if buffer.is_sparse else buffer

@@ -15,15 +15,17 @@ loader: rank, loader (number), line, made_by, workers, pinned, passes (in traini
 parallel: rank, how ("DTensor": the optimizer holds distributed tensors; "DataParallel", with devices, line,
     made_by).
 step: rank, n (from 1), step_s, parts (seconds by part; they add up), signature (counts of forwards,
-    backwards, syncs and optimizer steps), hooked, probe, overhead_s (our own time since the row before),
-    search_s (search for unused parameters, within the forward), accumulated (syncs that added to gradients
-    which an earlier one had averaged), collectives (of the default group, where no DDP model trains),
-    syncs: model, k (number of this model's synchronised backward, from 1), probe, end_s (end of the
-    backward); with the hook also ready_s and bytes, one for each bucket; of a probe alone_s (from sending the
-    first bucket until all are reduced); in a race of bucket caps cap (empty where the backward does not
-    count) and round (from 0).
+    backwards, syncs and optimizer steps), hooked, probe, marks (parts on a GPU in their order: part, seconds,
+    and how much later their end came by the GPU than by the host), overhead_s (our own time since the row
+    before), search_s (search for unused parameters, within the forward), loading_s (this thread's CPU time
+    within data), accumulated (syncs that added to gradients which an earlier one had averaged), collectives
+    (of the default group, where no DDP model trains), syncs: model, k (number of this model's synchronised
+    backward, from 1), probe, begin_s and end_s (of the backward); with the hook also ready_s and bytes, one
+    for each bucket; of a probe alone_s (from sending the first bucket until all are reduced); in a race of
+    bucket caps cap (empty where the backward does not count) and round (from 0).
 note: rank, text.
-end: rank; the last row of a process that was watched to its end, or to `--steps`.
+end: rank, peak_bytes (of tensors on a GPU, or null); the last row of a process that was watched to its end,
+    or to `--steps`.
 """
 
 from __future__ import annotations

@@ -81,14 +81,15 @@ class Setup:
         self.latest: Any = None
         """Sampler of the latest batch."""
         self.search_s, self.sent, self.accumulated = 0.0, 0, 0
+        self.loading_s, self.loading_since_s = 0.0, 0.0
 
     def take(self) -> dict[str, Any]:
         """Return what the row of a step says, and begin the next one."""
         sent = 0 if self.watch.num_models else private.count_collectives()
-        row = {"search_s": round(self.search_s, 7), "accumulated": self.accumulated}
-        row["collectives"] = max(sent - self.sent, 0)
-        self.search_s, self.sent, self.accumulated = 0.0, sent, 0
-        return row
+        seconds = {"search_s": round(self.search_s, 7), "loading_s": round(self.loading_s, 7)}
+        counts = {"accumulated": self.accumulated, "collectives": max(sent - self.sent, 0)}
+        self.search_s, self.loading_s, self.sent, self.accumulated = 0.0, 0.0, sent, 0
+        return seconds | counts
 
     def before_init(self, made: Any) -> Any:
         """Pass on what is about to be made."""

@@ -8,6 +8,7 @@ import platform
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from multiprocessing import util
 from time import perf_counter as now
@@ -18,12 +19,16 @@ import torch.distributed as dist
 
 from . import private
 from .buckets import Model
-from .clock import Clock
+from .clock import Clock, Taken
+from .moments import HostMoments, find_moments
 from .rows import Rows
 from .setup import Setup, describe_process, find_caller
 
 UNUSED_EVERY = 16
 """Steps between two looks for unused parameters."""
+
+MAX_FLUSH_S = 1.0
+"""Seconds to wait, after the last watched step, for a GPU that is behind its host."""
 
 
 class Watch:
@@ -43,7 +48,10 @@ class Watch:
     def restart(self) -> None:
         """Begin anew, at the start and in a forked child."""
         self.is_on, self.thread, self.rank, self.n, self.num_models = True, 0, 0, 0, 0
-        self.clock, self.overhead = Clock(), 0.0
+        self.moments, self.overhead = HostMoments(), 0.0
+        self.clock = Clock(self.moments)
+        self.untold: deque[tuple[Taken, dict[str, Any]]] = deque()
+        """Steps whose end the GPU has not reached, each with its row as far as it is known."""
         self.models: weakref.WeakKeyDictionary[Any, Model] = weakref.WeakKeyDictionary()
         self.numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.open_optimizers: list[int] = []
@@ -55,6 +63,7 @@ class Watch:
     def begin_step(self) -> None:
         """Forget the step that has been written."""
         self.signature: dict[str, int] = {}
+        self.backward_begin = self.clock.taken.start
         self.syncs: list[dict[str, Any]] = []
         for model in self.models.values():
             model.mark, model.keeps = None, False
@@ -88,7 +97,8 @@ class Watch:
     def is_ours(self, *, begins: bool = False) -> bool:
         """Tell whether this thread trains; the first that begins a part of training does."""
         if not self.thread and begins:
-            self.thread, self.clock = threading.get_ident(), Clock()
+            self.thread, self.moments = threading.get_ident(), find_moments()
+            self.clock = Clock(self.moments)
             self.write_start()
         return self.thread == threading.get_ident()
 
@@ -157,7 +167,14 @@ class Watch:
         if not self.is_ours():
             return None
         self.open_optimizers.clear()  # one that has raised
+        self.setup.loading_since_s = time.thread_time()
         return self.clock.enter("data")
+
+    def after_batch(self, depth: int | None) -> None:
+        """End the wait for a batch."""
+        if depth is not None:
+            self.setup.loading_s += time.thread_time() - self.setup.loading_since_s
+            self.clock.leave(depth)
 
     def before_backward(self, *_tensors: Any) -> int | None:
         """Begin a backward."""
@@ -167,6 +184,7 @@ class Watch:
         if self.backwards == 1:
             self.count("backward")
             self.setup.before_backward()
+            self.backward_begin = self.moments.now()
             self.find_kept_gradients()
             waiting = [(d, m) for d, m in self.models.items() if m.is_pending and m.hooked_in is None]
             self.marks = [(ddp, model, private.gradient_marks(ddp)) for ddp, model in waiting]
@@ -193,7 +211,7 @@ class Watch:
             if model.has_synced:
                 model.has_synced, model.mark = False, private.gradient_mark(ddp)
         for sync in self.syncs:
-            sync.setdefault("end", now())
+            sync.setdefault("end", self.clock.taken.end)
         for model in self.models.values():
             model.release()  # where the backward has raised
 
@@ -227,31 +245,40 @@ class Watch:
         return self.numbers[optimizer]
 
     def cut(self) -> None:
-        """End a step and write its row; after the last step end the watch."""
-        start, step_s, parts = self.clock.cut()
+        """End a step; after the last step end the watch."""
         self.n += 1
-        syncs = [relative(sync, start) for sync in self.syncs]
-        self.rows.write(
-            kind="step",
-            rank=self.rank,
-            n=self.n,
-            step_s=round(step_s, 7),
-            parts={part: round(seconds, 7) for part, seconds in parts.items()},
-            signature=self.signature,
-            hooked=any(sync["ready_s"] for sync in syncs),
-            probe=any(sync["probe"] for sync in syncs),
-            syncs=syncs,
-            overhead_s=round(self.overhead, 7),
-            **self.setup.take(),
-        )
+        row = {"n": self.n, "signature": self.signature, "syncs": self.syncs}
+        row |= {"overhead_s": round(self.overhead, 7), **self.setup.take()}
+        self.untold.append((self.clock.cut(), row))
         self.overhead = 0.0
         self.begin_step()
+        self.tell_steps()
         if self.n % UNUSED_EVERY == 0:
             self.note_unused()
         races = [model.race for model in self.models.values() if model.race is not None]
         is_done = self.n >= self.config["steps"] or any(race.has_rebuilt for race in races)
         if is_done and all(race.is_over for race in races):
             self.end()
+
+    def tell_steps(self) -> None:
+        """Write the rows of the steps whose end is past, in their order."""
+        while self.untold and self.moments.is_past(self.untold[0][0].end):
+            taken, row = self.untold.popleft()
+            syncs = [relative(sync, taken) for sync in row["syncs"]]
+            parts = taken.parts_s()
+            step_s = sum(parts.values())
+            lags_s = self.moments.lags_s(taken.start, [end for _, end in taken.marks], step_s)
+            marks = zip(taken.marks_s(), lags_s, strict=True) if lags_s else ()
+            self.rows.write(
+                kind="step",
+                rank=self.rank,
+                **row | {"syncs": syncs},
+                step_s=round(step_s, 7),
+                parts={part: round(seconds, 7) for part, seconds in parts.items()},
+                hooked=any(sync["ready_s"] for sync in syncs),
+                probe=any(sync["probe"] for sync in syncs),
+                marks=[(part, round(seconds, 7), round(lag_s, 7)) for (part, seconds), lag_s in marks],
+            )
 
     def find_kept_gradients(self) -> None:
         """Find models whose gradients are still those that a backward of this step has averaged."""
@@ -274,17 +301,31 @@ class Watch:
         """End the watch: from here on the hooks only pass on."""
         if self.is_on and self.n:
             self.guard(self.note_unused)
+            self.guard(self.tell_last_steps)
             self.is_on = False
-            self.rows.write(kind="end", rank=self.rank)
+            self.rows.write(kind="end", rank=self.rank, peak_bytes=private.peak_bytes())
+
+    def tell_last_steps(self) -> None:
+        """Write the rows of the last steps; a GPU that does not come to their end keeps nobody waiting."""
+        deadline_s = now() + MAX_FLUSH_S
+        self.tell_steps()
+        while self.untold and now() < deadline_s:
+            time.sleep(0.001)
+            self.tell_steps()
 
 
-def relative(sync: dict[str, Any], start: float) -> dict[str, Any]:
+def relative(sync: dict[str, Any], taken: Taken) -> dict[str, Any]:
     """Return a sync as its row has it, with times from the start of its step."""
     done, sent = sync.get("done"), sync.get("sent")
+
+    def since_start(moment: Any) -> float:
+        return round(taken.moments.seconds(taken.start, moment), 7)
+
     names: tuple[str, ...] = ("model", "k", "probe", "bytes", "cap", "round")
     row: dict[str, Any] = {name: sync[name] for name in names if name in sync}
-    row["ready_s"] = [round(t - start, 7) for t in sync["ready"]]
-    row["end_s"] = round(sync.get("end", now()) - start, 7)
+    row["begin_s"] = since_start(sync["begin"])
+    row["ready_s"] = [*map(since_start, sync["ready"])]
+    row["end_s"] = since_start(sync.get("end", taken.end))
     if sent is not None and done is not None:
-        row["alone_s"] = round(done - sent, 7)
+        row["alone_s"] = round(taken.moments.seconds(sent, done), 7)
     return row
