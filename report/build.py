@@ -83,7 +83,9 @@ def page_of(
             files = replace(files, data=data_link("cases.csv", cases))
     if run.manifest.watched is not None:
         if predictions is not None:
-            raise UsageError(f"{run.path} is a watched training: no prediction is made of one; leave it out")
+            raise UsageError(
+                f"{run.path} is a watched training: its page draws no predictions; leave them out"
+            )
         return watched_page(run, files)
     return page(run, files, predictions, conclusion)
 

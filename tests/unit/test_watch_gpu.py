@@ -170,17 +170,17 @@ def test_a_host_that_its_gpu_waits_for_is_named_with_what_to_try(tmp_path):
 
 
 def test_a_watched_training_on_gpus_is_forecast(tmp_path, capsys):
-    """Over a network without cost a step is the one without communication, over a slow one what it takes."""
+    """Over a free network a step is the one without communication; over a slow one, what that takes."""
     folder = tmp_path / "watched"
     watched_run(on_gpus(folder, training()))
     networks = tmp_path / "nets.toml"
     text = '[{name}]\nlevel = "intra"\nbusbw_gb_per_s = {rate}\nhop_ms = 0.0\nsource = "test"\n'
     networks.write_text(text.format(name="fast", rate=1e6) + text.format(name="slow", rate=4e-6))
     own_ms = 1000 * sum(OWN_S.values())
-    slow_ms = 4000 / 4e-6 / 1e6  # 2 (n - 1) / n of 4,000 bytes on 2 ranks
+    slow_ms = 4000 / 4e-6 / 1e6  # 2 (n - 1) / n of 4,000 bytes on 2 ranks; compute beside it takes 1.19 times
     for name, least_ms, most_ms in (
         ("fast", own_ms, 1.001 * own_ms),
-        ("slow", slow_ms, slow_ms + 1.2 * own_ms),
+        ("slow", slow_ms, 1.01 * (slow_ms + 1.19 * own_ms)),
     ):
         asked = [str(folder), "--gpus", "2", "--intra", f"{networks}:{name}", "--json"]
         assert predict(asked) == 0

@@ -366,10 +366,10 @@ def test_a_run_and_a_watched_folder_are_not_compared_and_say_why_in_a_line(tmp_p
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
-        ((predict, "WATCHED", "--gpus", "8"), "not an all-reduce by its size"),
+        ((predict, "WATCHED", "--gpus", "8"), "no probe tells how much"),
         ((predict, "CALIBRATED", "--gpus", "8", "--network", "WATCHED"), "not an all-reduce by its size"),
         ((predict, "CALIBRATED", "--validate", "WATCHED", "--accept"), "whose batch is not known"),
-        ((report, "WATCHED", "--predictions", "PREDICTIONS"), "no prediction is made of one"),
+        ((report, "WATCHED", "--predictions", "PREDICTIONS"), "its page draws no predictions"),
     ],
 )
 def test_what_a_watched_folder_cannot_tell_is_refused_in_a_line(tmp_path, capsys, command, reason):
