@@ -14,12 +14,35 @@ from ..bench.plan.case import wire_share
 from ..bench.plan.case_settings import DDP_DEFAULTS, STEP_DEFAULTS
 from ..bench.results.aggregate import bus_gb
 from ..bench.results.case_result import CaseResult
+from ..bench.results.columns import number_column
 
 _SOURCES = {"device": "synthetic {} on the device", "host": "synthetic {} from the host"}
 _WORKLOAD = (
     *("device_type", "arch", "image_size", "scaling", "precision", "data"),
     *(name for name in STEP_DEFAULTS if name != "compile"),
 )
+
+RATES = (
+    number_column(
+        "tflop_per_s",
+        "three times the forward's matrix products and convolutions",
+        title="Arithmetic per device",
+        defined=True,
+    ),
+    number_column(
+        "mfu_pct",
+        "that arithmetic over the data sheet's peak",
+        title="MFU (% of the data sheet's peak)",
+        defined=True,
+    ),
+    number_column(
+        "bus_gb_per_s",
+        "bytes of the buckets / their part of communication alone x 2 (n - 1) / n, as nccl-tests defines it",
+        title="Bus bandwidth",
+        defined=True,
+    ),
+)
+"""Rates that `with_rates` adds to the columns of a case."""
 
 PASSES = 3
 """Forward, gradient of the weights, gradient of the inputs: as much arithmetic each in convolutions."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..bench.common.numbers import TIMES, number, per_second, ratio, short
-from ..bench.findings.wording import case_name, unit_of_cases
+from ..bench.common.numbers import TIMES, number, ratio, short
+from ..bench.findings.wording import case_name
 from ..bench.page.page import Section, Table
 from ..bench.plan.modes import COMPARATORS, COMPOSABLE, STAGED
 from ..bench.results.case_result import CaseResult, finite
 from .cases import WorkloadCases, by_mode, with_cells
-from .table import NAME, figures, table, words
-from .tables import SPEEDUP
+from .table import NAME, columns_of, table, words
 
 FORMS = {
     "dp": "data parallel",
@@ -60,6 +59,7 @@ def _cases(workload: WorkloadCases) -> list[CaseResult]:
 
 
 def _table(cases: Sequence[CaseResult]) -> Table | None:
+    rate, speedup, against, bubble = columns_of("Side by side", cases)
     return table(
         "Side by side",
         "Layers are split by the time that each takes.",
@@ -67,13 +67,13 @@ def _table(cases: Sequence[CaseResult]) -> Table | None:
         (
             *NAME,
             words("Form", lambda case: FORMS.get(case.mode, "")),
-            figures("Throughput", "images_per_s", per_second(unit_of_cases(cases))),
-            SPEEDUP,
+            rate,
+            speedup,
             words(f"Bound ({TIMES})", lambda case: number(_bound(case)), "number"),
-            figures("Against DDP's default", "vs_ddp_default", TIMES),
+            against,
             words("Memory of each device (MiB)", _memory_by_device),
             words("Layers of each device", lambda case: case.text("layers_by_device").replace("/", " + ")),
-            figures("Bubble", "bubble_pct", "%"),
+            bubble,
         ),
     )
 

@@ -3,55 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
-from ..bench.common.numbers import TIMES, count, number, with_interval
-from ..bench.findings.wording import DEFAULT_CAP, case_label, settings_label, short_mode
+from ..bench.common.numbers import count, number, with_interval
+from ..bench.findings.wording import (
+    DEFAULT_CAP,
+    case_label,
+    hidden_percent,
+    hidden_share,
+    settings_label,
+    short_mode,
+    unit_of_cases,
+)
 from ..bench.page.page import Cell, Heading, Table
+from ..bench.plan.settings import IMAGES
+from ..bench.results.case_columns import CASES, unit_in
 from ..bench.results.case_result import CaseResult
+from ..bench.results.columns import Column as Entry
+from ..bench.results.columns import Metric
+from ..bench.results.metrics import MEASURED
+from .cases import RATES
+
+ENTRIES = {entry.name: entry for entry in (*CASES, *RATES)}
+"""Columns of cases.csv, and rates that follow from them, by name."""
 
 TERMS = {
+    **{Heading(one.heading).term: one.explanation for one in ENTRIES.values() if one.explanation},
     "Cap": f"MiB of gradients in a bucket, which DDP sends as one all-reduce. {DEFAULT_CAP}",
-    "Throughput": "global batch over the step of the slowest rank",
-    "Speed-up": "throughput over that of “single”, the plain module on one device",
-    "Efficiency": "speed-up / devices",
-    "Against DDP's default": "throughput over that of DDP's default on as many devices; the intervals "
-    "hold all at once",
-    "Exposed": "time that communication adds to a step: the step minus the same step without "
-    "synchronising, in the same round",
-    "Exposed by": "how it was estimated. no_sync: the step without synchronising is one under no_sync; "
-    "probes: it is one whose buckets were held back until the last was ready, less what they then took",
-    "Overlap": f"100 {TIMES} (1 - exposed / communication alone); none where it adds more than it takes "
-    "alone, all where it adds nothing, empty where it is not known to 50 points",
-    "Rounds": "how often a case was measured, in turns with the others",
-    "Peak memory": "in tensors, on the device that needs most, without what libraries take (CUDA, NCCL, "
-    "oneDNN)",
-    "Reserved memory": "what torch's allocator held for the tensors",
-    "Arithmetic per device": "three times the forward's matrix products and convolutions",
-    "MFU": "that arithmetic over the data sheet's peak",
-    "Proof": "how far, relatively, gradients and what two steps add to the parameters were off the plain "
-    "module's, before the case was timed",
-    "Id": "the case in cases.csv",
-    "Cost of instruments": "how much slower they make the step",
-    "Communication alone": "what a step sends, DDP's buffers and then its buckets, back to back with no "
-    "compute beside it",
-    "Buffers": "the part of it that broadcasts DDP's buffers",
-    "Bus bandwidth": "bytes of the buckets / their part of communication alone x 2 (n - 1) / n, as "
-    "nccl-tests defines it",
-    "Overlap, trace": "time in which both compute and communication run, over the time communication "
-    "runs, per rank; unlike “Overlap” it counts compute that communication slows, and waiting for other "
-    "ranks",
-    "Overlap, DDP window": "DDP's own logger: the part of its communication window that lies inside the "
-    "backward",
-    "Compute slow-down": "time to the last gradient beside communication, over the same time without it",
-    "Rank skew": "slowest minus fastest rank's own work; the others wait for the slowest",
-    "Only device 0 works": "under DataParallel, outside apply and backward",
     "Bound": "the speed-up of equal stages without communication, n m / (m + n - 1) on n devices with m "
     "micro-batches",
-    "Bubble": "the share of the stages' time in which they wait for each other",
-    "Step without synchronising": "the step under no_sync: compute, optimizer and batch",
 }
 """Meanings of the words of figures and the headings of tables: said once, where each first stands."""
+
+NAMES = {
+    "Results": "step_ms images_per_s speedup efficiency exposed_comm_ms hidden_pct vs_ddp_default "
+    "peak_mem_mib num_rounds",
+    "Side by side": "images_per_s speedup vs_ddp_default bubble_pct",
+    "Where the step goes": "data_ms forward_ms backward_ms optimizer_ms anatomy_slowdown_pct",
+    "Communication": "comm_ms buffers_ms bus_gb_per_s exposed_comm_ms exposed_by hidden_pct "
+    "overlap_trace_pct overlap_window_pct compute_slowdown rank_skew_ms no_sync_step_ms",
+    "torch.compile": "compile_s num_graphs num_buckets graph_breaks",
+    "GPUs under load": "sm_clock_mhz power_w joules_per_image temperature_c throttled_pct throttle_reasons",
+    "DataParallel's stages": "dp_scatter_ms dp_replicate_ms dp_apply_ms dp_gather_ms dp_backward_ms "
+    "dp_reduce_ms dp_device0_pct dp_device0_mem_ratio",
+    "Every column": "images_per_s images_per_s_sustained vs_ddp_default speedup efficiency step_ms "
+    "step_ms_p50 step_ms_p95 step_ms_p99 tflop_per_s mfu_pct peak_mem_mib reserved_mem_mib gradient_error "
+    "update_error",
+}
+"""Names of columns by the title of their table; metrics that none names stand in the last."""
+
+_NAMED = " ".join(NAMES.values()).split()
+_OTHERS = [entry.name for entry in MEASURED if entry.repeated and entry.name not in _NAMED]
 
 
 class Column(NamedTuple):
@@ -62,12 +65,7 @@ class Column(NamedTuple):
 
 
 def table(
-    title: str,
-    note: str,
-    cases: Iterable[CaseResult],
-    columns: Sequence[Column],
-    *,
-    best: str = "",
+    title: str, note: str, cases: Iterable[CaseResult], columns: Sequence[Column], *, best: str = ""
 ) -> Table | None:
     """Make a table without rows and columns that are blank but for names; None when nothing is left.
 
@@ -89,26 +87,71 @@ def table(
     )
 
 
-def words(name: str, cell: Callable[[CaseResult], str], kind: str = "", drop: int = 0) -> Column:
+def words(name: str, cell: Callable[[CaseResult], str], kind: str = "") -> Column:
     """Make a column of text."""
-    return Column(Heading(name, kind, drop), cell)
+    return Column(Heading(name, kind), cell)
 
 
-def figures(name: str, column: str, unit: str = "", factor: float = 1.0, drop: int = 0) -> Column:
-    """Make a column of numbers with their intervals where known, its unit in the heading."""
-
-    def cell(case: CaseResult) -> str:
-        found = case.interval(column)
-        if found is not None and found.low == found.high:  # as of the reference: no interval has no width
-            return number(found.estimate * factor)
-        return with_interval(found, "", factor)
-
-    return words(f"{name} ({unit})" if unit else name, cell, "number", drop)
+def columns_of(title: str, cases: Sequence[CaseResult]) -> list[Column]:
+    """Make the columns of the table of that title, for cases of one workload."""
+    names = NAMES[title].split() + (_OTHERS if title == "Every column" else [])
+    return [column(name, unit_of_cases(cases)) for name in names]
 
 
-def whole(name: str, column: str, drop: int = 0) -> Column:
-    """Make a column of counts."""
-    return words(name, lambda case: count(case.number(column)), "number", drop)
+def column(name: str, unit: str = IMAGES) -> Column:
+    """Make a column of what `ENTRIES` names, with its unit in the heading; rates count `unit`."""
+    entry = ENTRIES[name]
+    unit = unit_in(entry, unit) if entry.kind == "float" and " (" not in entry.heading else ""
+    kind = "" if entry.kind == "text" else "number"
+    heading = Heading(f"{entry.heading} ({unit})" if unit else entry.heading, kind)
+    return Column(heading, _CELLS.get(name) or partial(_written, entry))
+
+
+def _written(entry: Entry, case: CaseResult) -> str:
+    """Write a cell: a number with its interval where known."""
+    if entry.kind == "text":
+        return case.text(entry.name)
+    if entry.kind == "int":
+        return count(case.number(entry.name))
+    if entry.formula and entry.formula.over_single and not case.is_ranked:
+        return ""  # it says nothing
+    found, factor = (
+        case.interval(entry.name),
+        100.0 if isinstance(entry, Metric) and entry.is_in_percent else 1.0,
+    )
+    if found is not None and found.low == found.high:  # as of the reference: no interval has no width
+        return number(found.estimate * factor)
+    return with_interval(found, "", factor)
+
+
+def _cost(case: CaseResult) -> str:
+    """Write what instruments cost, which cannot be less than nothing."""
+    found = case.interval("anatomy_slowdown_pct")
+    is_noise = found is not None and min(found.estimate, found.low) <= 0
+    return "below the noise" if is_noise else with_interval(found)
+
+
+def _over_default(case: CaseResult) -> str:
+    found = None if case.answers_nothing or case.is_stand_in else case.interval("vs_ddp_default")
+    is_reference = found is not None and found.low == found.high == 1
+    return "1, the default" if is_reference else with_interval(found)
+
+
+def _power_of_ten(name: str, case: CaseResult) -> str:
+    """Write an error of the proof, of which the power of ten matters."""
+    found = case.number(name)
+    return "" if found is None else f"{found:.0e}" if found else "0"
+
+
+_CELLS: dict[str, Callable[[CaseResult], str]] = {
+    "anatomy_slowdown_pct": _cost,
+    "exposed_by": lambda case: case.exposed_by if case.exposed_comm_ms else "",
+    "gradient_error": partial(_power_of_ten, "gradient_error"),
+    "hidden_pct": lambda case: hidden_percent(hidden_share(case), with_interval),
+    "update_error": partial(_power_of_ten, "update_error"),
+    "vs_ddp_default": _over_default,
+}
+"""Cells that are not just the number or the text, by column."""
 
 
 def _mode(case: CaseResult) -> str:

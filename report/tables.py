@@ -4,43 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..bench.common.numbers import MIB, TIMES, number, per_second, singular, with_interval
+from ..bench.common.numbers import MIB, TIMES, number, with_interval
 from ..bench.findings.late_ranks import LateBucket
-from ..bench.findings.wording import hidden_percent, hidden_share, unit_of_cases
 from ..bench.page.page import Heading, Link, Table
 from ..bench.plan.buckets import BucketLayout
 from ..bench.results.case_result import CaseResult
-from ..bench.results.columns import EXPOSED_COMM
 from ..bench.results.comparisons import Comparison, on_own_devices, over_eager
 from ..bench.results.run_folder import failure_file
 from .cases import named, workloads
-from .table import NAME, NAME_IN_PARTS, Column, figures, table, whole, words
+from .table import NAME, NAME_IN_PARTS, Column, column, columns_of, table, words
 
-_ID = words("Id", lambda case: case.case_id)
-_ROUNDS = whole("Rounds", "num_rounds", drop=8)
-
-
-def _ranked(column: Column) -> Column:
-    """Leave out of a column the cases whose speed-up says nothing."""
-    return column._replace(cell=lambda case: column.cell(case) if case.is_ranked else "")
-
-
-SPEEDUP = _ranked(figures("Speed-up", "speedup", TIMES, drop=1))
-_EFFICIENCY = _ranked(figures("Efficiency", "efficiency", "%", 100.0, drop=3))
-_EXPOSED = figures("Exposed", EXPOSED_COMM, "ms", drop=2)
-_EXPOSED_BY = words("Exposed by", lambda case: case.exposed_by if case.exposed_comm_ms else "")
-_OVERLAP = words("Overlap (%)", lambda case: hidden_percent(hidden_share(case), with_interval), "number", 5)
-_PEAK = figures("Peak memory", "peak_mem_mib", "MiB", drop=7)
-_STEP = words("Step (ms)", lambda case: number(case.number("step_ms")), "number", 4)
-
-
-def _over_default(case: CaseResult) -> str:
-    found = None if case.answers_nothing or case.is_stand_in else case.interval("vs_ddp_default")
-    is_reference = found is not None and found.low == found.high == 1
-    return "1, the default" if is_reference else with_interval(found)
-
-
-_AGAINST = words(f"Against DDP's default ({TIMES})", _over_default, "number", 6)
+_DROPPED = 4, 0, 1, 3, 2, 5, 6, 7, 8
+"""Order in which a narrow terminal leaves out columns of the results, the highest first, 0 never."""
 
 
 def tables(
@@ -71,12 +46,15 @@ def results(cases: Sequence[CaseResult], best: str = "") -> list[Table | None]:
     own = [case for case in on_own_devices(every) if not case.is_stand_in] or every
     own_ids = {case.case_id for case in own}
     others = [case for case in every if case.case_id not in own_ids]
-    rate = figures("Throughput", "images_per_s", per_second(unit_of_cases(every)))
-    ratios = SPEEDUP, _EFFICIENCY, _EXPOSED, _OVERLAP, _AGAINST
-    shown = (*NAME_IN_PARTS, _STEP, rate)
+    step, rate, *ratios = (
+        one._replace(heading=one.heading._replace(drop=order))
+        for one, order in zip(columns_of("Results", every), _DROPPED, strict=True)
+    )
+    step = step._replace(cell=lambda case: number(case.number("step_ms")))
+    why = words("Why", _why_not_comparable, "short")
     return [
-        table("Results", "", own, (*shown, *ratios, _PEAK, _ROUNDS), best=best),
-        table("Also run, not comparable", "", others, (*shown, words("Why", _why_not_comparable, "short"))),
+        table("Results", "", own, (*NAME_IN_PARTS, step, rate, *ratios), best=best),
+        table("Also run, not comparable", "", others, (*NAME_IN_PARTS, step, rate, why)),
     ]
 
 
@@ -87,70 +65,33 @@ def _why_not_comparable(case: CaseResult) -> str:
 
 
 def _every_column(ok: Sequence[CaseResult], traces: Mapping[str, tuple[Link, ...]]) -> Table | None:
-    per_s = per_second(unit_of_cases(ok))
     columns = (
         *NAME,
-        figures("Throughput", "images_per_s", per_s),
-        figures("Throughput, pauses included", "images_per_s_sustained", per_s),
-        _AGAINST,
-        SPEEDUP,
-        _EFFICIENCY,
-        figures("Step", "step_ms", "ms"),
-        figures("Step, median", "step_ms_p50", "ms"),
-        figures("Step, p95", "step_ms_p95", "ms"),
-        figures("Step, p99", "step_ms_p99", "ms"),
-        figures("Arithmetic per device", "tflop_per_s", "TFLOP/s"),
-        figures("MFU", "mfu_pct", "% of the data sheet's peak"),
-        _PEAK,
-        figures("Reserved memory", "reserved_mem_mib", "MiB"),
-        words("Proof: gradients off by", lambda case: _power_of_ten(case.number("gradient_error")), "number"),
-        words("Proof: two steps off by", lambda case: _power_of_ten(case.number("update_error")), "number"),
-        _ROUNDS,
+        *columns_of("Every column", ok),
+        column("num_rounds"),
         Column(Heading("Traces", "links"), lambda case: traces.get(case.case_id, ())),
-        whole("Devices", "num_devices"),
-        _ID,
+        column("num_devices"),
+        column("case_id"),
     )
     return table("Every column", "All cases, those on shared devices too.", ok, columns)
 
 
-def _power_of_ten(found: float | None) -> str:
-    """Write an error of the proof, of which the power of ten matters."""
-    return "" if found is None else f"{found:.0e}" if found else "0"
-
-
 def _anatomy(ok: Sequence[CaseResult]) -> Table | None:
-    def cost(case: CaseResult) -> str:
-        """Write what instruments cost, which cannot be less than nothing."""
-        found = case.interval("anatomy_slowdown_pct")
-        is_noise = found is not None and min(found.estimate, found.low) <= 0
-        return "below the noise" if is_noise else with_interval(found)
-
-    phases = ("data", "forward", "backward", "optimizer")
     return table(
         "Where the step goes",
         "Per step, from the anatomy pass, not the timed one: medians over ranks. Backward includes exposed "
         "communication.",
         ok,
-        (
-            *NAME,
-            *(figures(name.capitalize(), f"{name}_ms", "ms") for name in phases),
-            words("Cost of instruments (%)", cost, "number"),
-        ),
+        (*NAME, *columns_of("Where the step goes", ok)),
     )
 
 
 def _dp_stages(dp: Sequence[CaseResult]) -> Table | None:
-    stages = ("scatter", "replicate", "apply", "gather", "backward", "reduce")
     return table(
         "DataParallel's stages",
         "Per step: DataParallel's own stages, in order.",
         dp,
-        (
-            *NAME,
-            *(figures(name.capitalize(), f"dp_{name}_ms", "ms") for name in stages),
-            figures("Only device 0 works", "dp_device0_pct", "%"),
-            figures("Memory of device 0 / mean of the others", "dp_device0_mem_ratio", TIMES),
-        ),
+        (*NAME, *columns_of("DataParallel's stages", dp)),
     )
 
 
@@ -160,15 +101,7 @@ def _gpu_load(ok: Sequence[CaseResult]) -> Table | None:
         "During timed blocks, sampled every 50 ms: the clock of the slowest GPU of a case, the power of all "
         "its GPUs together, without the host's. Slowed: heat or power held clocks down, on the worst GPU.",
         ok,
-        (
-            *NAME,
-            figures("SM clock", "sm_clock_mhz", "MHz"),
-            figures("Power", "power_w", "W"),
-            figures("Energy", "joules_per_image", f"J/{singular(unit_of_cases(ok))}"),
-            figures("Temperature, highest", "temperature_c", "°C"),
-            figures("Slowed", "throttled_pct", "% of samples"),
-            words("Slowed by", lambda case: case.throttle_reasons),
-        ),
+        (*NAME, *columns_of("GPUs under load", ok)),
     )
 
 
@@ -180,28 +113,14 @@ def _sizes(case: CaseResult) -> str:
 def layouts(ddp: Sequence[CaseResult]) -> Table | None:
     """Tabulate DDP's buckets."""
     note = "DDP's buckets after the rebuild. Caps that make equal sizes are the same layout."
-    sizes = (whole("Buckets", "num_buckets"), words("Sizes in all-reduce order", _sizes))
+    sizes = (column("num_buckets"), words("Sizes in all-reduce order", _sizes))
     return table("Bucket layouts", note, ddp, (*NAME, *sizes))
 
 
 def communication(ddp: Sequence[CaseResult]) -> Table | None:
     """Tabulate what communication costs DDP cases, in several measures."""
-    columns = (
-        *NAME,
-        figures("Communication alone", "comm_ms", "ms"),
-        figures("Buffers", "buffers_ms", "ms"),
-        figures("Bus bandwidth", "bus_gb_per_s", "GB/s"),
-        _EXPOSED,
-        _EXPOSED_BY,
-        _OVERLAP,
-        figures("Overlap, trace", "overlap_trace_pct", "%"),
-        figures("Overlap, DDP window", "overlap_window_pct", "%"),
-        figures("Compute slow-down", "compute_slowdown", TIMES),
-        figures("Rank skew", "rank_skew_ms", "ms"),
-        figures("Step without synchronising", "no_sync_step_ms", "ms"),
-    )
     note = "Per step of every DDP case on several devices: several measures, as each leaves something out."
-    return table("Communication", note, ddp, columns)
+    return table("Communication", note, ddp, (*NAME, *columns_of("Communication", ddp)))
 
 
 def late_ranks(found: Sequence[LateBucket]) -> Table | None:
@@ -240,10 +159,7 @@ def _compiling(ok: Sequence[CaseResult], comparisons: Sequence[Comparison]) -> T
             *(NAME if len({case.batch for case in compiled}) > 1 else NAME[:1]),
             words("Mode", lambda case: case.compile),
             words("DDP is optimised by", lambda case: case.text("optimize_ddp") * (case.mode == "ddp")),
-            figures("Compiling", "compile_s", "s"),
-            whole("Graphs", "num_graphs"),
-            whole("DDP's buckets", "num_buckets"),
-            whole("Graph breaks", "graph_breaks"),
+            *columns_of("torch.compile", compiled),
             words(f"Against eager ({TIMES})", lambda case: with_interval(ratios.get(case.case_id)), "number"),
         ),
     )
@@ -265,6 +181,6 @@ def unmeasured(cases: Sequence[CaseResult], failures: Mapping[str, Link]) -> Tab
             words("Status", lambda case: case.status),
             words("Reason", lambda case: case.reason, "long"),
             Column(Heading("Tracebacks", "links"), kept),
-            _ID,
+            column("case_id"),
         ),
     )

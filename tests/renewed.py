@@ -15,10 +15,11 @@ from ddp_bench.bench.plan.case import Case
 from ddp_bench.bench.plan.sweep import Planned
 from ddp_bench.bench.results.aggregate import Outcome, bucket_rows, case_rows, units_per_step
 from ddp_bench.bench.results.archive import is_archive, packed, public_members, unpacked
-from ddp_bench.bench.results.case_columns import MEASURED
+from ddp_bench.bench.results.case_columns import PREPARED, RUN
 from ddp_bench.bench.results.case_result import case_results
 from ddp_bench.bench.results.columns import COMPARISONS, records, typed_frame
 from ddp_bench.bench.results.comparisons import compared, pairs_of
+from ddp_bench.bench.results.metrics import MEASURED
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.results.tables import table_bytes
@@ -33,18 +34,12 @@ KEPT = sorted(
 
 TABLES = ("cases", "comparisons", "buckets")
 
-OF_BLOCKS = {
-    *("images_per_s_sustained", "ranked", "num_rounds", "num_blocks", "slowest_rank", "device_allocs"),
-    *("step_ms_p50", "step_ms_p75", "step_ms_p95", "step_ms_p99"),
-    *("temperature_c", "throttled_pct", "throttle_reasons"),
-}
-"""Columns of cases.csv that follow from blocks, beside those that have an interval."""
-
 
 def renewed(run):
     """The run with the tables that today's code makes of its blocks."""
-    with_ends = {f"{c.name}{end}" for c in MEASURED if c.repeated for end in ("", "_low", "_high")}
-    facts = {c.name for c in MEASURED} - with_ends - OF_BLOCKS | {"reason_code", "device_name", "link"}
+    facts = {c.name for c in (*PREPARED, *MEASURED, *RUN) if not (c.repeated or c.value)}
+    facts -= {f"{c.name}{end}" for c in MEASURED if c.repeated for end in ("_low", "_high")}
+    facts |= {"reason_code", "device_name", "link"}
     outcomes, layouts = [], {}
     for row, result in zip(records(run.cases), run.results, strict=True):
         case = case_of(**{f.name: row[f.name] for f in fields(Case) if not pd.isna(row[f.name])})

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ..machine.gpus import ClockReason
 from ..plan.buckets import BucketLayout, caps_mib
 from ..plan.case_settings import MODE_SETTINGS, SETTINGS_OF
 from ..plan.modes import RANK_PER_DEVICE
 from ..plan.sweep import Planned
-from ..stats.fit import MIN_ROUNDS, Typical
-from ..stats.interval import Estimate, Interval, median_interval, median_intervals, median_of_ratios
-from .block_times import DEVICE_ALLOCS
+from ..stats.fit import Typical
+from ..stats.interval import Estimate, median_interval, median_intervals
 from .case_columns import CASES, METRICS
 from .case_result import CaseResult
-from .columns import BUCKETS, EXPOSED_COMM, NO_SYNC, typed_frame
+from .columns import BUCKETS, EXPOSED_COMM, NO_SYNC, Column, Metric, typed_frame
 from .comparisons import ONE, Comparison, over_default
-from .round_times import ByRound, RoundTimes
-
-SHARES = ("overlap_trace_pct", "overlap_window_pct", "dp_device0_pct")
-"""Columns that cannot leave 0-100, nor can their intervals."""
+from .metrics import MEASURED
+from .round_times import ByRound, CaseTimes, RoundTimes
 
 
 @dataclass(frozen=True)
@@ -42,11 +36,7 @@ class Outcome:
 
 def units_per_step(cases: Iterable[CaseResult]) -> dict[str, int]:
     """Return the units that an optimizer step of each case trains over all devices, as in its rates."""
-    return {
-        case.case_id: int(case.global_batch) * case.units_per_sample
-        for case in cases
-        if case.global_batch is not None
-    }
+    return {case.case_id: case.units_per_step for case in cases if case.global_batch is not None}
 
 
 def images_per_s_by_round(times: RoundTimes, units: Mapping[str, int]) -> dict[str, ByRound]:
@@ -58,32 +48,39 @@ def images_per_s_by_round(times: RoundTimes, units: Mapping[str, int]) -> dict[s
     }
 
 
-def metrics_by_round(cases: Sequence[CaseResult], times: RoundTimes) -> dict[str, dict[str, ByRound]]:
-    """Return by case and metric the value of each round; without rounds, as of memory, the only one.
+def with_single(cases: Iterable[CaseResult]) -> list[tuple[CaseResult, CaseResult | None]]:
+    """Pair each case with `single` at as large a batch, compiled alike; `single` itself with None."""
+    cases = list(cases)
+    singles = {case.variant: case for case in cases if case.mode == "single"}
+    return [(case, None if case.mode == "single" else singles.get(case.variant)) for case in cases]
 
-    Ratios to `single` are formed within a round; `single` itself has none.
-    """
-    timed, local = (times.step_ms(phase) for phase in ("timed", "no_sync"))
-    rates = images_per_s_by_round(times, units_per_step(cases))
-    singles = {case.variant: case.case_id for case in cases if case.mode == "single"}
-    found = {}
-    for case in cases:
-        case_id = case.case_id
-        steps, alone, rate = (by_case.get(case_id, {}) for by_case in (timed, local, rates))
-        single = {} if case.mode == "single" else rates.get(singles.get(case.variant, ""), {})
-        speedup = {r: rate[r] / single[r] for r in rate if r in single}
-        once = {name: case.number(name) for name, metric in METRICS.items() if not metric.repeated}
-        found[case_id] = {
-            "step_ms": steps,
-            "images_per_s": rate,
-            "speedup": speedup,
-            "efficiency": {r: ratio / case.num_devices for r, ratio in speedup.items()}
-            if case.has_efficiency
-            else {},
-            EXPOSED_COMM: {r: ms - alone[r] for r, ms in steps.items() if r in alone},
-            **{name: {} if value is None else {0: value} for name, value in once.items()},
+
+def metrics_by_round(cases: Iterable[CaseResult], times: RoundTimes) -> dict[str, dict[str, ByRound]]:
+    """Return by case and metric the value of each round; without rounds, as of memory, the only one."""
+
+    def found(metric: Metric, case: CaseResult, single: CaseResult | None) -> ByRound:
+        if metric.formula:
+            return metric.formula.by_round(case, single, times)
+        value = case.number(metric.name)
+        return {} if value is None else {0: value}
+
+    return {
+        case.case_id: {name: found(metric, case, single) for name, metric in METRICS.items()}
+        for case, single in with_single(cases)
+    }
+
+
+def estimates_of_cases(cases: Iterable[CaseResult], typical: Typical) -> dict[str, dict[str, Estimate]]:
+    """Return by case and metric what their run's fit gives; all but ms are logarithms."""
+    formulas = {name: metric.formula for name, metric in METRICS.items() if metric.formula}
+    return {
+        case.case_id: {
+            name: one
+            for name, formula in formulas.items()
+            if (one := formula.estimate(case, single, typical)) is not None
         }
-    return found
+        for case, single in with_single(cases)
+    }
 
 
 def case_rows(
@@ -99,81 +96,41 @@ def case_rows(
     `run` are columns that are the same for every case; `typical` is the fit of the blocks, if already known.
     """
     typical = typical or times.fitted()
-    identities = [identity(outcome) for outcome in outcomes]
-    cases = [*map(CaseResult.of, identities)]
-    estimates, vs_default = estimates_of_cases(cases, typical), over_default(comparisons, cases)
-    units = units_per_step(cases)
-    rows = []
-    for case, known in zip(cases, identities, strict=True):
-        row, case_id = {**known, **run}, case.case_id
-        found = times.of_case(case_id)
-        if timed := found.step_ms.get("timed"):
-            slowdown = median_of_ratios(found.step_ms.get("anatomy", {}), timed)
-            watts = found.details.get("power_w", {})
-            joules = {r: w * timed[r] / 1000 / units[case_id] for r, w in watts.items() if r in timed}
-            medians = found.details | {"joules_per_image": joules}
-            degrees, throttled = (medians.pop(name, {}) for name in ("temperature_c", "throttled_pct"))
-            causes = found.throttled_by
-            reasons = sorted((why for why in ClockReason if why in causes), key=lambda why: -causes[why])
-            intervals = {
-                **dict.fromkeys(("speedup", "efficiency") if case.mode == "single" else (), ONE),
-                **{
-                    name: one.interval() if METRICS[name].in_parts_of else one.interval().exp()
-                    for name, one in estimates.get(case_id, {}).items()
-                },
-                "step_ms": typical.step_ms(case_id),
-                "no_sync_step_ms": typical.step_ms(case_id, "no_sync"),
-                "comm_ms": typical.step_ms(case_id, "comm"),
-                "anatomy_slowdown_pct": slowdown.plus(-1).scaled(100),
-                **{name: median_interval([*by_round.values()]) for name, by_round in medians.items()},
-            }
-            # Few rounds tell nothing of what is hidden. SyncBatchNorm's messages are exposed, and not among
-            # the buckets that `comm_ms` is of.
-            if len(timed) >= MIN_ROUNDS and not known["sync_batchnorm"]:
-                intervals["hidden_pct"] = typical.hidden_pct(case_id)
-            for name, interval in intervals.items():
-                row |= _columns(name, interval)
+    rows = [{**identity(outcome), **run} for outcome in outcomes]
+    cases = [*map(CaseResult.of, rows)]
+    vs_default = over_default(comparisons, cases)
+    for (case, single), row in zip(with_single(cases), rows, strict=True):
+        found = times.of_case(case.case_id)
+        if found.steps():
+            for column in _OF_BLOCKS:
+                row.update(_cells(column, case, single, found, typical))
             if pd.notna(row.get(EXPOSED_COMM)):
                 row.setdefault("exposed_by", NO_SYNC)
-            row |= {
-                "images_per_s_sustained": units[case_id] * 1000 * found.num_steps / found.timed_ms,
-                **{f"step_ms_p{percent}": found.percentile_ms(percent) for percent in (50, 75, 95, 99)},
-                "ranked": case.is_ranked,
-                "num_rounds": len(timed),
-                "num_blocks": sum(map(len, found.step_ms.values())),
-                "slowest_rank": found.slowest_rank(),
-                DEVICE_ALLOCS: sum(found.device_allocs) if found.device_allocs else None,
-                "temperature_c": max(degrees.values(), default=None),
-                "throttled_pct": fmean(throttled.values()) if throttled else None,
-                "throttle_reasons": ", ".join(reasons) or None,
-            }
-        if case_id in vs_default:
-            row |= _columns("vs_ddp_default", vs_default[case_id])
-        rows.append(row)
+        if case.case_id in vs_default:
+            row.update(vs_default[case.case_id].columns("vs_ddp_default"))
     return typed_frame(rows, CASES)
 
 
-def estimates_of_cases(cases: Sequence[CaseResult], typical: Typical) -> dict[str, dict[str, Estimate]]:
-    """The repeated metrics of measured cases as their run's fit gives them; all but ms are logarithms.
+_OF_BLOCKS = [column for column in MEASURED if column.formula or column.value or column.repeated]
 
-    Speed-up and efficiency are over the case of `single` with as large a batch that is compiled alike, which
-    itself has none. That takes an optimizer step for each batch: a case that accumulates has no efficiency.
-    """
-    units, singles = units_per_step(cases), {c.variant: c.case_id for c in cases if c.mode == "single"}
-    found: dict[str, dict[str, Estimate]] = {}
-    for case in cases:
-        case_id, single = case.case_id, singles.get(case.variant)
-        if not typical.has((case_id, "timed")):
-            continue
-        step = typical.log_step(case_id)
-        rate = replace(step, value=math.log(units[case_id] * 1000) - step.value)
-        found[case_id] = {"images_per_s": rate, EXPOSED_COMM: typical.exposed(case_id)}
-        if single and single != case_id:
-            speedup = typical.log_ratio(single, case_id).plus(math.log(units[case_id] / units[single]))
-            found[case_id]["speedup"] = speedup
-            if case.has_efficiency:
-                found[case_id]["efficiency"] = speedup.plus(-math.log(case.num_devices))
-    return found
+
+def _cells(
+    column: Column, case: CaseResult, single: CaseResult | None, times: CaseTimes, typical: Typical
+) -> dict[str, Any]:
+    """Return the cells of a column of a measured case, with its ends; none where it says nothing of it."""
+    if not column.formula and not column.repeated:
+        return {column.name: column.value(case, times)} if column.value else {}
+    if column.formula and column.formula.over_single and case.mode == "single":
+        return ONE.columns(column.name)
+    if column.formula:
+        found = column.formula.interval(case, single, typical)
+    else:
+        by_round = column.value(case, times) if column.value else times.details.get(column.name)
+        found = None if by_round is None else median_interval([*by_round.values()])
+    if found is None:
+        return {}
+    low, high = column.ends
+    return replace(found, low=max(found.low, low), high=min(found.high, high)).columns(column.name)
 
 
 def bucket_rows(layouts: Mapping[str, BucketLayout], times: RoundTimes) -> pd.DataFrame:
@@ -242,12 +199,6 @@ def identity(outcome: Outcome) -> dict[str, Any]:
     del of_others["accumulate"]  # it multiplies the batch of every mode
     row |= {name: None for name, modes in of_others.items() if case.mode not in modes}
     return {key: None if value == "" else value for key, value in row.items()}
-
-
-def _columns(name: str, interval: Interval) -> dict[str, float]:
-    if name in SHARES:
-        interval = Interval(interval.estimate, max(interval.low, 0.0), min(interval.high, 100.0))
-    return interval.columns(name)
 
 
 def rate_half_widths(rows: pd.DataFrame, *, with_single: bool = False) -> dict[str, float]:

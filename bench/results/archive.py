@@ -38,12 +38,11 @@ LEFT_OUT = "left out of the public file"
 
 _TEXTS = (
     "run_id interleaved_id preset created_utc utc plan_hash version versions git commit code_sha256 "
-    "os cpu_model governors huge_pages cgroup gpus gpu_pairs device gpu bound_cores model timing nccl "
-    "case_id status reason_code mode impl device_type device_name backend link arch unit scaling precision "
-    "bucket_bytes layers_by_device mem_by_device_mib throttle_reasons not_proved proved_by started_at "
-    "torch_version phase steps_ms detail reference_id metric answer exposed_by"
+    "os cpu_model governors huge_pages cgroup gpus gpu_pairs device gpu bound_cores model timing nccl"
 )
-PUBLIC = {*_TEXTS.split(), *(option.name for option in options_of() if option.metadata["parse"] is not str)}
+_COLUMNS = {column.name for of_file in FILES.values() for column in of_file if column.public}
+_PARSED = {option.name for option in options_of() if option.metadata["parse"] is not str}
+PUBLIC = {*_TEXTS.split(), *_COLUMNS, *_PARSED}
 """Fields and columns, and records for all in them, of which texts are kept; numbers always are.
 
 What is not named stays private until somebody decides that it names neither a person nor a machine.

@@ -141,6 +141,15 @@ class CaseResult:
         return {axis: mine for axis, value in usual.items() if (mine := self.setting(axis)) != value}
 
     @property
+    def units_per_step(self) -> int:
+        """Units that an optimizer step trains over all devices; 0 where the batch is not known."""
+        return int(self.global_batch or 0) * self.units_per_sample
+
+    def rate(self, step_ms: float) -> float:
+        """Return the units per second of steps that take so many ms."""
+        return self.units_per_step * 1000 / step_ms
+
+    @property
     def batch(self) -> float | None:
         """Samples per device, or in all under strong scaling: what `--batch-size` fixes."""
         size = self.batch_per_device

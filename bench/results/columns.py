@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..plan.settings import IMAGES, MOST_DEVICES
+from .formula import Formula
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from .case_result import CaseResult
+    from .round_times import CaseTimes
 
 MOST, LEAST = 1e15, 1e-15
 """Largest and, but for 0, smallest magnitude of a number; none beyond was measured, and it might overflow."""
@@ -19,6 +24,7 @@ _UNITS: tuple[tuple[str, str], ...] = (
     (r"(.*_)?images_per_s(_.*)?", f"{IMAGES}/s"),
     (r"joules_per_image", "J/image"),
     (r".*_gb_per_s", "GB/s"),
+    (r"tflop_per_s", "TFLOP/s"),
     (r".*_ms(_p\d+)?", "ms"),
     (r".*_s", "s"),
     (r".*_mib", "MiB"),
@@ -49,6 +55,7 @@ class Column:
     kind: str
     """`text`, `int`, `float` or `bool`."""
     meaning: str
+    """Definition for who reads the file."""
     needed: bool = False
     """True where every table has the column, and every row a value."""
     above: float = -MOST
@@ -57,6 +64,36 @@ class Column:
     """The texts that there are; none for any."""
     repeated: bool = False
     """True where rounds repeat it, so that it has an interval: columns of its ends follow."""
+    ends: tuple[float, float] = (-math.inf, math.inf)
+    """Limits that the interval cannot leave."""
+    public: bool = False
+    """True where a text names neither a person nor a machine, so that an archive keeps it."""
+    formula: Formula | None = None
+    """What it is of the steps of a case, where it follows from them."""
+    value: Callable[[CaseResult, CaseTimes], Any] | None = None
+    """Its cell of a measured case, of a repeated one the value of each round, where these follow from blocks.
+
+    Without both, details of blocks have it by its name, or the facts of a case.
+    """
+    of_gpus: Callable[[Iterable[float]], float] | None = None
+    """Joins the readings of several GPUs: in DDP all wait for the slowest, and all use power."""
+    title: str = ""
+    """Heading in tables of the page, where that is not its name; with what takes the place of its unit."""
+    definition: str = ""
+    """Meaning of the heading, where readers of the page need another."""
+    defined: bool = False
+    """True where the page says the meaning: the heading alone does not say all."""
+
+    @property
+    def heading(self) -> str:
+        """Heading in tables of the page, but for its unit."""
+        plain = re.sub(r"^(num|dp)_|_(ms|pct|w)$", "", self.name)
+        return self.title or plain.replace("_", " ").capitalize()
+
+    @property
+    def explanation(self) -> str:
+        """The meaning of its heading; empty where that says all."""
+        return self.definition or self.meaning * self.defined
 
     @property
     def unit(self) -> str:
@@ -80,7 +117,8 @@ class Column:
 class Metric(Column):
     """A column in which one direction is better: what the gate judges."""
 
-    label: str
+    called: str = ""
+    """Its name in a sentence, where that is not its heading."""
     higher_is_better: bool = False
     written: str = ""
     """Format of one value; empty for a rate, whose unit is the case's."""
@@ -89,6 +127,16 @@ class Metric(Column):
     """The column that a change is held against, where the metric itself may be near 0; empty: itself."""
     least_change: float = 0.0
     """Differences below this, in its own unit, are none."""
+
+    @property
+    def label(self) -> str:
+        """Its name in a sentence."""
+        return self.called or self.heading.partition(" (")[0].lower()
+
+    @property
+    def is_in_percent(self) -> bool:
+        """True of a fraction that people read in percent."""
+        return self.written.endswith("%}")
 
     @property
     def is_rate(self) -> bool:
@@ -101,17 +149,22 @@ class Metric(Column):
         return bool(self.unit)
 
 
-def text_column(name: str, meaning: str, *, needed: bool = False, among: tuple[str, ...] = ()) -> Column:
-    """A text."""
-    return Column(name, "text", meaning, needed=needed, among=among)
+def text_column(name: str, meaning: str, **more: Any) -> Column:
+    """A text that names neither a person nor a machine: archives keep it."""
+    return Column(name, "text", meaning, public=True, **more)
+
+
+def number_column(name: str, meaning: str, **more: Any) -> Column:
+    """A number without an interval."""
+    return Column(name, "float", meaning, **more)
 
 
 def with_ends(
-    name: str, meaning: str, *, above: float = -MOST, kind: type[Column] = Column, **more: Any
+    name: str, meaning: str, *, kind: type[Column] = Column, **more: Any
 ) -> tuple[Column, Column, Column]:
     """A number that rounds repeat, and the ends of its interval."""
     return (
-        kind(name, "float", meaning, above=above, repeated=True, **more),
+        kind(name, "float", meaning, repeated=True, **more),
         Column(f"{name}_low", "float", f"lower end of the 95% interval of `{name}`"),
         Column(f"{name}_high", "float", f"upper end of the 95% interval of `{name}`"),
     )
@@ -124,11 +177,9 @@ def setting_column(setting: Field[Any]) -> Column:
     return Column(setting.name, kind, setting.metadata["column"], above=above)
 
 
-def count_column(
-    name: str, meaning: str, *, needed: bool = False, first: int = 1, most: float = MOST
-) -> Column:
+def count_column(name: str, meaning: str, *, first: int = 1, **more: Any) -> Column:
     """A whole number from `first` on."""
-    return Column(name, "int", meaning, needed=needed, above=first - 1, most=most)
+    return Column(name, "int", meaning, above=first - 1, **more)
 
 
 STATUSES = ("ok", "skipped", "oom", "failed", "timeout")

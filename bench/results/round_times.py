@@ -10,13 +10,14 @@ import json
 import math
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
 
+from ..machine.gpus import ClockReason
 from ..stats.fit import FITTED, Typical
 from ..stats.interval import Samples
 from .block_times import DEVICE_ALLOCS, GPUS
@@ -28,16 +29,7 @@ MOMENTS = ("ready_ms", "start_ms", "done_ms")
 """Details that hold one figure per bucket."""
 
 _COLUMNS = frozenset(column.name for column in CASES)
-
-
-TOGETHER: dict[str, Callable[[Iterable[float]], float]] = {
-    "sm_clock_mhz": min,
-    "power_w": sum,
-    "temperature_c": max,
-    "throttled_pct": max,
-}
-"""Functions that join the readings of several GPUs: in DDP all wait for the slowest, and all use power."""
-
+_OF_GPUS = {column.name: column.of_gpus for column in CASES if column.of_gpus}
 
 WAITED = "waited_ms"
 """Key in the detail of a `no_sync` block: the part of a step in which its rank waited for others."""
@@ -109,13 +101,26 @@ class CaseTimes:
     def _add_gpus(self, round_index: int, ranks: Sequence[tuple[Any, Mapping[str, Any]]]) -> None:
         """Add each rank's host and, by name, what its GPUs did: two that share one both tell of it."""
         gpus = {(host, name): dict(did) for host, found in ranks for name, did in dict(found).items()}
-        for name, together in TOGETHER.items():
+        for name, together in _OF_GPUS.items():
             told = [float(did[name]) for did in gpus.values() if name in did]
             if told and len(told) == len(gpus):  # what one does not tell is unknown of all
                 self.details.setdefault(name, {})[round_index] = together(told)
         for did in gpus.values():
             for why, percent in dict(did.get("throttled_by_pct", {})).items():
                 self.throttled_by[why] += float(percent)
+
+    def steps(self, phase: str = "timed") -> ByRound:
+        """Return the step times of blocks of a phase."""
+        return self.step_ms.get(phase, {})
+
+    def of(self, column: str) -> ByRound:
+        """Return the values that details of blocks have of a column of cases.csv."""
+        return self.details.get(column, {})
+
+    def throttle_reasons(self) -> str | None:
+        """Name what held clocks down, the most frequent first; None where nothing did."""
+        known = [why for why in ClockReason if why in self.throttled_by]
+        return ", ".join(sorted(known, key=lambda why: -self.throttled_by[why])) or None
 
     def slowest_rank(self) -> int | None:
         """The rank that most often took longest, the lowest of several; None without a `no_sync` block."""

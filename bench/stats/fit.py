@@ -249,41 +249,21 @@ class Typical:
         """Timed rounds of a case."""
         return self._rounds.get(case_id, 0)
 
-    def log_step(self, case_id: str, phase: str = "timed") -> Estimate:
-        """The logarithm of a step's ms."""
-        return self._estimate(lambda log_step: log_step[0], (case_id, phase))
-
     def log_ratio(self, case_id: str, reference_id: str) -> Estimate:
         """The logarithm of the step time of a case over that of another."""
         columns = (case_id, "timed"), (reference_id, "timed")
-        return self._estimate(lambda log_step: log_step[0] - log_step[1], *columns)
+        return self.estimate(lambda log_step: log_step[0] - log_step[1], *columns)
 
     def ratios(self, pairs: Sequence[tuple[str, str]]) -> list[Interval]:
         """Step time of each pair's first case over the second's; all hold at once with 95% (Bonferroni)."""
         return [self.log_ratio(*pair).interval(1 - 0.05 / len(pairs)).exp() for pair in pairs]
 
-    def step_ms(self, case_id: str, phase: str = "timed") -> Interval:
-        return self.log_step(case_id, phase).interval().exp()
-
-    def exposed(self, case_id: str) -> Estimate:
-        """The step less the step under `no_sync`, in ms."""
-        return self.total({(case_id, "timed"): 1.0, (case_id, "no_sync"): -1.0})
-
     def total(self, weights: Mapping[Column, float]) -> Estimate:
         """Add up steps by their weights, in ms; what rounds have in common cancels."""
         factors = np.array([*weights.values()])
-        return self._estimate(lambda log_ms: float(factors @ np.exp(log_ms)), *weights)
+        return self.estimate(lambda log_ms: float(factors @ np.exp(log_ms)), *weights)
 
-    def hidden_pct(self, case_id: str) -> Interval:
-        """100 x (1 - exposed / communication alone)."""
-
-        def hidden(log_ms: Array) -> float:
-            step_ms, local_ms, comm_ms = map(math.exp, log_ms)
-            return 100 * (1 - (step_ms - local_ms) / comm_ms)
-
-        return self._estimate(hidden, *((case_id, phase) for phase in FITTED)).interval()
-
-    def _estimate(self, function: Function, *columns: Column) -> Estimate:
+    def estimate(self, function: Function, *columns: Column) -> Estimate:
         """A function of the log ms of some columns; unknown where one of them was not measured."""
         if self._fit is None or not self.has(*columns):
             return NOT_KNOWN

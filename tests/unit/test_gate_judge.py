@@ -46,7 +46,9 @@ def singles():
     found = []
     for row in (row for row in figures() if row["case"] == SINGLE):
         batch, steps = int(row["global_batch"]), rounds()[row["run"]]
-        step = Typical({(case, "timed"): ms for case, ms in steps.items()}).log_step(SINGLE)
+        step = Typical({(case, "timed"): ms for case, ms in steps.items()}).estimate(
+            lambda log_ms: log_ms[0], (SINGLE, "timed")
+        )
         if row["run"].startswith("tune/"):  # nothing but steps was measured
             again = step.interval().exp().inverted(1000 * batch)
             assert again.columns("") == pytest.approx(interval_of(row, FITTED).columns(""), rel=1e-5)
