@@ -26,20 +26,17 @@ RATES = (
     number_column(
         "tflop_per_s",
         "three times the forward's matrix products and convolutions",
-        title="Arithmetic per device",
-        defined=True,
+        shown="Arithmetic per device =",
     ),
     number_column(
         "mfu_pct",
         "that arithmetic over the data sheet's peak",
-        title="MFU (% of the data sheet's peak)",
-        defined=True,
+        shown="MFU (% of the data sheet's peak) =",
     ),
     number_column(
         "bus_gb_per_s",
         "bytes of the buckets / their part of communication alone x 2 (n - 1) / n, as nccl-tests defines it",
-        title="Bus bandwidth",
-        defined=True,
+        shown="Bus bandwidth =",
     ),
 )
 """Rates that `with_rates` adds to the columns of a case."""

@@ -18,7 +18,7 @@ from ..bench.findings.wording import case_label, place, samples_noun, settings_l
 from ..bench.page.charts import Line, Mark, Ratio, bare, chart, counts, forest, over_devices
 from ..bench.page.drawing import LOOKS
 from ..bench.page.page import Figure
-from ..bench.results.aggregate import images_per_s_by_round, units_per_step
+from ..bench.results.aggregate import images_per_s_by_round
 from ..bench.results.case_result import CaseResult
 from ..bench.results.comparisons import Comparison, band, default_of, over_default
 from ..bench.results.round_times import RoundTimes
@@ -169,7 +169,7 @@ def drift(workload: WorkloadCases, times: RoundTimes, *, key: str, unit: str = "
 
     `unit` names what rounds are numbered by.
     """
-    found = images_per_s_by_round(times, units_per_step(workload.cases))
+    found = images_per_s_by_round(times, workload.cases)
     several = {case_id: by_round for case_id, by_round in found.items() if len(by_round) > 1}
     every = {r for by_round in several.values() for r in by_round}
     if len(every) < _FEWEST_ROUNDS:

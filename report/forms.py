@@ -10,7 +10,7 @@ from ..bench.page.page import Section, Table
 from ..bench.plan.modes import COMPARATORS, COMPOSABLE, STAGED
 from ..bench.results.case_result import CaseResult, finite
 from .cases import WorkloadCases, by_mode, with_cells
-from .table import NAME, columns_of, table, words
+from .table import NAME, TABLES, columns_of, table, words
 
 FORMS = {
     "dp": "data parallel",
@@ -59,10 +59,11 @@ def _cases(workload: WorkloadCases) -> list[CaseResult]:
 
 
 def _table(cases: Sequence[CaseResult]) -> Table | None:
-    rate, speedup, against, bubble = columns_of("Side by side", cases)
+    note, names = TABLES["Side by side"]
+    rate, speedup, against, bubble = columns_of(names.split(), cases)
     return table(
         "Side by side",
-        "Layers are split by the time that each takes.",
+        note,
         cases,
         (
             *NAME,

@@ -22,6 +22,7 @@ from ..bench.results.case_columns import CASES, unit_in
 from ..bench.results.case_result import CaseResult
 from ..bench.results.columns import Column as Entry
 from ..bench.results.columns import Metric
+from ..bench.results.formula import SINGLE
 from ..bench.results.metrics import MEASURED
 from .cases import RATES
 
@@ -36,24 +37,57 @@ TERMS = {
 }
 """Meanings of the words of figures and the headings of tables: said once, where each first stands."""
 
-NAMES = {
-    "Results": "step_ms images_per_s speedup efficiency exposed_comm_ms hidden_pct vs_ddp_default "
-    "peak_mem_mib num_rounds",
-    "Side by side": "images_per_s speedup vs_ddp_default bubble_pct",
-    "Where the step goes": "data_ms forward_ms backward_ms optimizer_ms anatomy_slowdown_pct",
-    "Communication": "comm_ms buffers_ms bus_gb_per_s exposed_comm_ms exposed_by hidden_pct "
-    "overlap_trace_pct overlap_window_pct compute_slowdown rank_skew_ms no_sync_step_ms",
-    "torch.compile": "compile_s num_graphs num_buckets graph_breaks",
-    "GPUs under load": "sm_clock_mhz power_w joules_per_image temperature_c throttled_pct throttle_reasons",
-    "DataParallel's stages": "dp_scatter_ms dp_replicate_ms dp_apply_ms dp_gather_ms dp_backward_ms "
-    "dp_reduce_ms dp_device0_pct dp_device0_mem_ratio",
-    "Every column": "images_per_s images_per_s_sustained vs_ddp_default speedup efficiency step_ms "
-    "step_ms_p50 step_ms_p95 step_ms_p99 tflop_per_s mfu_pct peak_mem_mib reserved_mem_mib gradient_error "
-    "update_error",
-}
-"""Names of columns by the title of their table; metrics that none names stand in the last."""
+RESULTS = (
+    *("step_ms", "images_per_s", "speedup", "efficiency", "exposed_comm_ms", "hidden_pct", "vs_ddp_default"),
+    *("peak_mem_mib", "num_rounds"),
+)
 
-_NAMED = " ".join(NAMES.values()).split()
+TABLES = {
+    "Side by side": (
+        "Layers are split by the time that each takes.",
+        "images_per_s speedup vs_ddp_default bubble_pct",
+    ),
+    "Where the step goes": (
+        "Per step, from the anatomy pass, not the timed one: medians over ranks. Backward includes exposed "
+        "communication.",
+        "data_ms forward_ms backward_ms optimizer_ms anatomy_slowdown_pct",
+    ),
+    "Communication": (
+        "Per step of every DDP case on several devices: several measures, as each leaves something out.",
+        "comm_ms buffers_ms bus_gb_per_s exposed_comm_ms exposed_by hidden_pct overlap_trace_pct "
+        "overlap_window_pct compute_slowdown rank_skew_ms no_sync_step_ms",
+    ),
+    "torch.compile": (
+        "Compiled cases. Seconds are those that the first rank spent in the compiler, backward included: "
+        "what its caches held already took less. Under ddp_optimizer the forward is split where DDP's "
+        "buckets end, so that their all-reduces overlap with the backward: graphs beside buckets show "
+        "whether it could. A graph break is a place where the model could not be one graph.",
+        "compile_s num_graphs num_buckets graph_breaks",
+    ),
+    "Bucket layouts": (
+        "DDP's buckets after the rebuild. Caps that make equal sizes are the same layout.",
+        "num_buckets",
+    ),
+    "GPUs under load": (
+        "During timed blocks, sampled every 50 ms: the clock of the slowest GPU of a case, the power of all "
+        "its GPUs together, without the host's. Slowed: heat or power held clocks down, on the worst GPU.",
+        "sm_clock_mhz power_w joules_per_image temperature_c throttled_pct throttle_reasons",
+    ),
+    "DataParallel's stages": (
+        "Per step: DataParallel's own stages, in order.",
+        "dp_scatter_ms dp_replicate_ms dp_apply_ms dp_gather_ms dp_backward_ms dp_reduce_ms dp_device0_pct "
+        "dp_device0_mem_ratio",
+    ),
+    "Every column": (
+        "All cases, those on shared devices too.",
+        "images_per_s images_per_s_sustained vs_ddp_default speedup efficiency step_ms step_ms_p50 "
+        "step_ms_p95 step_ms_p99 tflop_per_s mfu_pct peak_mem_mib reserved_mem_mib gradient_error "
+        "update_error",
+    ),
+}
+"""Note and names of columns of further tables by title; metrics that none names stand in the last."""
+
+_NAMED = (*RESULTS, *" ".join(names for _, names in TABLES.values()).split())
 _OTHERS = [entry.name for entry in MEASURED if entry.repeated and entry.name not in _NAMED]
 
 
@@ -92,9 +126,21 @@ def words(name: str, cell: Callable[[CaseResult], str], kind: str = "") -> Colum
     return Column(Heading(name, kind), cell)
 
 
-def columns_of(title: str, cases: Sequence[CaseResult]) -> list[Column]:
-    """Make the columns of the table of that title, for cases of one workload."""
-    names = NAMES[title].split() + (_OTHERS if title == "Every column" else [])
+def tabulate(
+    title: str,
+    cases: Sequence[CaseResult],
+    *,
+    before: Sequence[Column] | None = None,
+    after: Sequence[Column] = (),
+) -> Table | None:
+    """Make the table of that title in `TABLES`, with columns before and after its own; first the names."""
+    note, names = TABLES[title]
+    own = columns_of(names.split() + (_OTHERS if title == "Every column" else []), cases)
+    return table(title, note, cases, (*(NAME if before is None else before), *own, *after))
+
+
+def columns_of(names: Iterable[str], cases: Sequence[CaseResult]) -> list[Column]:
+    """Make columns by their names, for cases of one workload."""
     return [column(name, unit_of_cases(cases)) for name in names]
 
 
@@ -113,12 +159,10 @@ def _written(entry: Entry, case: CaseResult) -> str:
         return case.text(entry.name)
     if entry.kind == "int":
         return count(case.number(entry.name))
-    if entry.formula and entry.formula.over_single and not case.is_ranked:
+    if entry.formula and SINGLE in entry.formula.phases and not case.is_ranked:
         return ""  # it says nothing
-    found, factor = (
-        case.interval(entry.name),
-        100.0 if isinstance(entry, Metric) and entry.is_in_percent else 1.0,
-    )
+    factor = 100.0 if isinstance(entry, Metric) and entry.is_in_percent else 1.0
+    found = case.interval(entry.name)
     if found is not None and found.low == found.high:  # as of the reference: no interval has no width
         return number(found.estimate * factor)
     return with_interval(found, "", factor)

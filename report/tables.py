@@ -12,7 +12,7 @@ from ..bench.results.case_result import CaseResult
 from ..bench.results.comparisons import Comparison, on_own_devices, over_eager
 from ..bench.results.run_folder import failure_file
 from .cases import named, workloads
-from .table import NAME, NAME_IN_PARTS, Column, column, columns_of, table, words
+from .table import NAME, NAME_IN_PARTS, RESULTS, Column, column, columns_of, table, tabulate, words
 
 _DROPPED = 4, 0, 1, 3, 2, 5, 6, 7, 8
 """Order in which a narrow terminal leaves out columns of the results, the highest first, 0 never."""
@@ -29,13 +29,16 @@ def tables(
         comparisons: what the run answers.
     """
     ddp = [case for case in ok if case.mode == "ddp"]
+    dp = [case for case in ok if case.mode == "dp"]
+    links = Column(Heading("Traces", "links"), lambda case: traces.get(case.case_id, ()))
+    last = column("num_rounds"), links, column("num_devices"), column("case_id")
     return [
-        _every_column(ok, traces),
-        _anatomy(ok),
-        communication([case for case in ddp if case.num_devices > 1]),
+        tabulate("Every column", ok, after=last),
+        tabulate("Where the step goes", ok),
+        tabulate("Communication", [case for case in ddp if case.num_devices > 1]),
         _compiling(ok, comparisons),
-        _gpu_load(ok),
-        _dp_stages([case for case in ok if case.mode == "dp"]),
+        tabulate("GPUs under load", ok),
+        tabulate("DataParallel's stages", dp),
         layouts(ddp),
     ]
 
@@ -48,7 +51,7 @@ def results(cases: Sequence[CaseResult], best: str = "") -> list[Table | None]:
     others = [case for case in every if case.case_id not in own_ids]
     step, rate, *ratios = (
         one._replace(heading=one.heading._replace(drop=order))
-        for one, order in zip(columns_of("Results", every), _DROPPED, strict=True)
+        for one, order in zip(columns_of(RESULTS, every), _DROPPED, strict=True)
     )
     step = step._replace(cell=lambda case: number(case.number("step_ms")))
     why = words("Why", _why_not_comparable, "short")
@@ -64,47 +67,6 @@ def _why_not_comparable(case: CaseResult) -> str:
     return shared or "emulated: not DP's speed on GPUs"
 
 
-def _every_column(ok: Sequence[CaseResult], traces: Mapping[str, tuple[Link, ...]]) -> Table | None:
-    columns = (
-        *NAME,
-        *columns_of("Every column", ok),
-        column("num_rounds"),
-        Column(Heading("Traces", "links"), lambda case: traces.get(case.case_id, ())),
-        column("num_devices"),
-        column("case_id"),
-    )
-    return table("Every column", "All cases, those on shared devices too.", ok, columns)
-
-
-def _anatomy(ok: Sequence[CaseResult]) -> Table | None:
-    return table(
-        "Where the step goes",
-        "Per step, from the anatomy pass, not the timed one: medians over ranks. Backward includes exposed "
-        "communication.",
-        ok,
-        (*NAME, *columns_of("Where the step goes", ok)),
-    )
-
-
-def _dp_stages(dp: Sequence[CaseResult]) -> Table | None:
-    return table(
-        "DataParallel's stages",
-        "Per step: DataParallel's own stages, in order.",
-        dp,
-        (*NAME, *columns_of("DataParallel's stages", dp)),
-    )
-
-
-def _gpu_load(ok: Sequence[CaseResult]) -> Table | None:
-    return table(
-        "GPUs under load",
-        "During timed blocks, sampled every 50 ms: the clock of the slowest GPU of a case, the power of all "
-        "its GPUs together, without the host's. Slowed: heat or power held clocks down, on the worst GPU.",
-        ok,
-        (*NAME, *columns_of("GPUs under load", ok)),
-    )
-
-
 def _sizes(case: CaseResult) -> str:
     layout = BucketLayout.of_cell(case.bucket_bytes)
     return f"{' + '.join(number(size / MIB) for size in layout.num_bytes)} MiB" if layout else ""
@@ -112,15 +74,7 @@ def _sizes(case: CaseResult) -> str:
 
 def layouts(ddp: Sequence[CaseResult]) -> Table | None:
     """Tabulate DDP's buckets."""
-    note = "DDP's buckets after the rebuild. Caps that make equal sizes are the same layout."
-    sizes = (column("num_buckets"), words("Sizes in all-reduce order", _sizes))
-    return table("Bucket layouts", note, ddp, (*NAME, *sizes))
-
-
-def communication(ddp: Sequence[CaseResult]) -> Table | None:
-    """Tabulate what communication costs DDP cases, in several measures."""
-    note = "Per step of every DDP case on several devices: several measures, as each leaves something out."
-    return table("Communication", note, ddp, (*NAME, *columns_of("Communication", ddp)))
+    return tabulate("Bucket layouts", ddp, after=[words("Sizes in all-reduce order", _sizes)])
 
 
 def late_ranks(found: Sequence[LateBucket]) -> Table | None:
@@ -148,21 +102,15 @@ def late_ranks(found: Sequence[LateBucket]) -> Table | None:
 def _compiling(ok: Sequence[CaseResult], comparisons: Sequence[Comparison]) -> Table | None:
     compiled = [case for case in ok if case.number("num_graphs") is not None]
     ratios = {one.case_id: one.ratio for one in over_eager(comparisons, ok)}
-    return table(
-        "torch.compile",
-        "Compiled cases. Seconds are those that the first rank spent in the compiler, backward included: "
-        "what its caches held already took less. Under ddp_optimizer the forward is split where DDP's "
-        "buckets end, so that their all-reduces overlap with the backward: graphs beside buckets show "
-        "whether it could. A graph break is a place where the model could not be one graph.",
-        compiled,
-        (
-            *(NAME if len({case.batch for case in compiled}) > 1 else NAME[:1]),
-            words("Mode", lambda case: case.compile),
-            words("DDP is optimised by", lambda case: case.text("optimize_ddp") * (case.mode == "ddp")),
-            *columns_of("torch.compile", compiled),
-            words(f"Against eager ({TIMES})", lambda case: with_interval(ratios.get(case.case_id)), "number"),
-        ),
+    before = (
+        *(NAME if len({case.batch for case in compiled}) > 1 else NAME[:1]),
+        words("Mode", lambda case: case.compile),
+        words("DDP is optimised by", lambda case: case.text("optimize_ddp") * (case.mode == "ddp")),
     )
+    against = words(
+        f"Against eager ({TIMES})", lambda case: with_interval(ratios.get(case.case_id)), "number"
+    )
+    return tabulate("torch.compile", compiled, before=before, after=[against])
 
 
 def unmeasured(cases: Sequence[CaseResult], failures: Mapping[str, Link]) -> Table | None:

@@ -17,7 +17,7 @@ from .cases import workloads
 from .charts import drift
 from .page import Files, cards
 from .step import BUFFERS, COLLECTIVES, WAITING, draw_bars, height_of_bars
-from .table import TERMS
+from .table import TERMS, tabulate
 
 _WAITS = "what a backward takes after its last bucket is ready"
 _HIDDEN_CONDITIONS = ("Settings", "Environment variables")
@@ -44,7 +44,7 @@ def watched_page(run: RunData, files: Files) -> Page:
     found, measured, shown = conclude_watch(run), workloads(cases), _parts_taken(watched.ranks)
     over_time = [one for w in measured if (one := drift(w, run.times, key="w1", unit="step")) is not None]
     ddp = [case for case in cases if case.mode == "ddp"]
-    sent = (tables.communication(ddp), tables.layouts(ddp))
+    sent = (tabulate("Communication", ddp), tables.layouts(ddp))
     more = (tabulate_times(cases[0]), *sent, conditions.ranks(manifest))
     late = [Card("Straggler", "found", "one rank is late", found.straggler)] if found.straggler else []
     answers = [*cards(found.run.verdicts), *late]

@@ -20,7 +20,7 @@ from ddp_bench.bench.predict.calibration import VERSION, Calibration, load_calib
 from ddp_bench.bench.predict.networks import network
 from ddp_bench.bench.predict.prediction import Scenario, as_calibrated, cost_band, estimate
 from ddp_bench.bench.predict.runs import held_out
-from ddp_bench.bench.results.aggregate import estimates_of_cases, images_per_s_by_round, units_per_step
+from ddp_bench.bench.results.aggregate import estimates_of_cases, images_per_s_by_round
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.stats.interval import Interval, median_interval
 
@@ -68,7 +68,7 @@ def figures_of(name, run, source):
     environment = run.manifest.environment
     held = {case.case_id: case for case in predicted(run, source)} if source else {}
     fitted = estimates_of_cases(run.results, run.times.fitted())
-    rates = images_per_s_by_round(run.times, units_per_step(run.results))
+    rates = images_per_s_by_round(run.times, run.results)
     for row in run.cases.to_dict("records"):
         case_id = str(row["case_id"])
         found = {

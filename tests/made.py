@@ -15,7 +15,7 @@ from ddp_bench.bench.plan.case import Case
 from ddp_bench.bench.plan.resolve import with_device_defaults
 from ddp_bench.bench.plan.settings import Settings
 from ddp_bench.bench.plan.sweep import Machine, expand
-from ddp_bench.bench.results.aggregate import Outcome, case_rows, units_per_step
+from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.case_result import case_results
 from ddp_bench.bench.results.columns import BLOCKS, COMPARISONS, typed_frame
 from ddp_bench.bench.results.comparisons import Comparison, pairs_of
@@ -68,7 +68,8 @@ def cap_of(case: Case) -> str:
 def compared(cases: pd.DataFrame, times: RoundTimes, margin: float = 0.05) -> list[Comparison]:
     """The comparisons of these cases by these blocks."""
     ok = [case for case in case_results(cases) if case.is_ok]
-    return compared_pairs(pairs_of(ok), times.fitted(), units=units_per_step(ok), margin=margin)
+    units = {case.case_id: case.units_per_step for case in ok}
+    return compared_pairs(pairs_of(ok), times.fitted(), units=units, margin=margin)
 
 
 def new_run(folder: Path) -> RunWriter:

@@ -13,7 +13,7 @@ from made import case_of
 from ddp_bench.bench.plan.buckets import BucketLayout
 from ddp_bench.bench.plan.case import Case
 from ddp_bench.bench.plan.sweep import Planned
-from ddp_bench.bench.results.aggregate import Outcome, bucket_rows, case_rows, units_per_step
+from ddp_bench.bench.results.aggregate import Outcome, bucket_rows, case_rows
 from ddp_bench.bench.results.archive import is_archive, packed, public_members, unpacked
 from ddp_bench.bench.results.case_columns import PREPARED, RUN
 from ddp_bench.bench.results.case_result import case_results
@@ -52,7 +52,8 @@ def renewed(run):
     times = RoundTimes.of(run.blocks)
     typical = times.fitted()
     rated = [case for case in case_results(case_rows(outcomes, times, typical=typical)) if case.is_ok]
-    comparisons = compared(pairs_of(rated), typical, units=units_per_step(rated), margin=run.manifest.margin)
+    units = {case.case_id: case.units_per_step for case in rated}
+    comparisons = compared(pairs_of(rated), typical, units=units, margin=run.manifest.margin)
     unit = run.results[0].unit
     buckets = bucket_rows(layouts, times).drop(columns="num_params")
     keys = ["case_id", "rank", "bucket"]

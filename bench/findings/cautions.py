@@ -18,7 +18,7 @@ from ..common.numbers import number, per_second, plural, short
 from ..machine.gpus import FAULTS
 from ..machine.load import MOST_BUSY, MOST_STEAL
 from ..machine.manifest import Manifest
-from ..results.aggregate import images_per_s_by_round, units_per_step
+from ..results.aggregate import images_per_s_by_round
 from ..results.case_result import CaseResult
 from ..results.round_times import ByRound, RoundTimes
 from ..stats.interval import Interval
@@ -214,7 +214,7 @@ def of_rounds(ok: Sequence[CaseResult], times: RoundTimes) -> Iterator[Caution]:
     by_id = {case.case_id: case for case in ok}
     found = {
         by_id[case_id]: rates
-        for case_id, by_round in images_per_s_by_round(times, units_per_step(ok)).items()
+        for case_id, by_round in images_per_s_by_round(times, ok).items()
         if (rates := {r: rate for r, rate in by_round.items() if 0 < rate < math.inf})
     }
     if not found:

@@ -11,15 +11,17 @@ import numpy as np
 import pandas as pd
 
 from ..plan.buckets import BucketLayout, caps_mib
+from ..plan.case import Case
 from ..plan.case_settings import MODE_SETTINGS, SETTINGS_OF
 from ..plan.modes import RANK_PER_DEVICE
 from ..plan.sweep import Planned
 from ..stats.fit import Typical
 from ..stats.interval import Estimate, median_interval, median_intervals
 from .case_columns import CASES, METRICS
-from .case_result import CaseResult
+from .case_result import CaseResult, with_singles
 from .columns import BUCKETS, EXPOSED_COMM, NO_SYNC, Column, Metric, typed_frame
 from .comparisons import ONE, Comparison, over_default
+from .formula import SINGLE
 from .metrics import MEASURED
 from .round_times import ByRound, CaseTimes, RoundTimes
 
@@ -34,39 +36,28 @@ class Outcome:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def units_per_step(cases: Iterable[CaseResult]) -> dict[str, int]:
-    """Return the units that an optimizer step of each case trains over all devices, as in its rates."""
-    return {case.case_id: case.units_per_step for case in cases if case.global_batch is not None}
-
-
-def images_per_s_by_round(times: RoundTimes, units: Mapping[str, int]) -> dict[str, ByRound]:
-    """Throughput of every case and round: units per step x steps / longest rank's block time."""
+def images_per_s_by_round(times: RoundTimes, cases: Iterable[CaseResult | Case]) -> dict[str, ByRound]:
+    """Throughput of every measured case and round: units per step x steps / longest rank's block time."""
+    units, timed = {case.case_id: case.units_per_step for case in cases}, times.step_ms("timed")
     return {
         case_id: {r: units[case_id] * 1000 / ms for r, ms in rounds.items()}
-        for case_id, rounds in times.step_ms("timed").items()
-        if case_id in units
+        for case_id, rounds in timed.items()
+        if units.get(case_id)
     }
-
-
-def with_single(cases: Iterable[CaseResult]) -> list[tuple[CaseResult, CaseResult | None]]:
-    """Pair each case with `single` at as large a batch, compiled alike; `single` itself with None."""
-    cases = list(cases)
-    singles = {case.variant: case for case in cases if case.mode == "single"}
-    return [(case, None if case.mode == "single" else singles.get(case.variant)) for case in cases]
 
 
 def metrics_by_round(cases: Iterable[CaseResult], times: RoundTimes) -> dict[str, dict[str, ByRound]]:
     """Return by case and metric the value of each round; without rounds, as of memory, the only one."""
 
-    def found(metric: Metric, case: CaseResult, single: CaseResult | None) -> ByRound:
+    def found(metric: Metric, case: CaseResult) -> ByRound:
         if metric.formula:
-            return metric.formula.by_round(case, single, times)
+            return metric.formula.by_round(case, times)
         value = case.number(metric.name)
         return {} if value is None else {0: value}
 
     return {
-        case.case_id: {name: found(metric, case, single) for name, metric in METRICS.items()}
-        for case, single in with_single(cases)
+        case.case_id: {name: found(metric, case) for name, metric in METRICS.items()}
+        for case in with_singles(cases)
     }
 
 
@@ -74,12 +65,8 @@ def estimates_of_cases(cases: Iterable[CaseResult], typical: Typical) -> dict[st
     """Return by case and metric what their run's fit gives; all but ms are logarithms."""
     formulas = {name: metric.formula for name, metric in METRICS.items() if metric.formula}
     return {
-        case.case_id: {
-            name: one
-            for name, formula in formulas.items()
-            if (one := formula.estimate(case, single, typical)) is not None
-        }
-        for case, single in with_single(cases)
+        case.case_id: {name: formula.estimate(case, typical) for name, formula in formulas.items()}
+        for case in with_singles(cases)
     }
 
 
@@ -97,13 +84,13 @@ def case_rows(
     """
     typical = typical or times.fitted()
     rows = [{**identity(outcome), **run} for outcome in outcomes]
-    cases = [*map(CaseResult.of, rows)]
+    cases = with_singles(map(CaseResult.of, rows))
     vs_default = over_default(comparisons, cases)
-    for (case, single), row in zip(with_single(cases), rows, strict=True):
+    for case, row in zip(cases, rows, strict=True):
         found = times.of_case(case.case_id)
         if found.steps():
             for column in _OF_BLOCKS:
-                row.update(_cells(column, case, single, found, typical))
+                row.update(_cells(column, case, found, typical))
             if pd.notna(row.get(EXPOSED_COMM)):
                 row.setdefault("exposed_by", NO_SYNC)
         if case.case_id in vs_default:
@@ -114,21 +101,18 @@ def case_rows(
 _OF_BLOCKS = [column for column in MEASURED if column.formula or column.value or column.repeated]
 
 
-def _cells(
-    column: Column, case: CaseResult, single: CaseResult | None, times: CaseTimes, typical: Typical
-) -> dict[str, Any]:
-    """Return the cells of a column of a measured case, with its ends; none where it says nothing of it."""
+def _cells(column: Column, case: CaseResult, times: CaseTimes, typical: Typical) -> dict[str, Any]:
+    """Return the cells of a column of a measured case, with its ends."""
     if not column.formula and not column.repeated:
         return {column.name: column.value(case, times)} if column.value else {}
-    if column.formula and column.formula.over_single and case.mode == "single":
+    if column.formula and SINGLE in column.formula.phases and case.mode == "single":
         return ONE.columns(column.name)
     if column.formula:
-        found = column.formula.interval(case, single, typical)
+        found = column.formula.estimate(case, typical).interval()
+        found = found.exp() if column.formula.is_log else found
     else:
-        by_round = column.value(case, times) if column.value else times.details.get(column.name)
-        found = None if by_round is None else median_interval([*by_round.values()])
-    if found is None:
-        return {}
+        by_round = column.value(case, times) if column.value else times.of(column.name)
+        found = median_interval([*by_round.values()])
     low, high = column.ends
     return replace(found, low=max(found.low, low), high=min(found.high, high)).columns(column.name)
 

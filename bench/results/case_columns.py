@@ -28,8 +28,7 @@ IDENTITY: tuple[Column, ...] = (
         "case_id",
         "readable name of the case plus a hash of every setting that defines it",
         needed=True,
-        title="Id",
-        definition="the case in cases.csv",
+        shown="Id = the case in cases.csv",
     ),
     text_column("status", "`ok`, `skipped`, `oom`, `failed` or `timeout`", needed=True, among=STATUSES),
     Column("reason", "text", "why the status is not `ok`; empty otherwise"),
@@ -90,9 +89,8 @@ PREPARED: tuple[Column, ...] = (
     number_column(
         "gradient_error",
         "of the proof: gradients against the plain module's of the same parts of a batch, relative",
-        title="Proof: gradients off by",
-        definition="how far, relatively, gradients and what two steps add to the parameters were off the "
-        "plain module's, before the case was timed",
+        shown="Proof: gradients off by = how far, relatively, gradients and what two steps add to the "
+        "parameters were off the plain module's, before the case was timed",
     ),
     number_column(
         "split_effect",
@@ -103,7 +101,7 @@ PREPARED: tuple[Column, ...] = (
         "update_error",
         "of the proof: parameters after 2 steps against eager training of the plain module, relative to the "
         "update; empty where rounding is too large to tell",
-        title="Proof: two steps off by",
+        shown="Proof: two steps off by",
     ),
     text_column("not_proved", "of the proof: why the case is neither proved nor wrong; else empty"),
     text_column("proved_by", "what would prove a case that `not_proved` speaks of; else empty"),

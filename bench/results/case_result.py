@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeAlias
 
@@ -109,6 +109,8 @@ class CaseResult:
     """The row, for tables that show every column by its name."""
     batch_name: str = ""
     """Its batch size in names, `batch 32`, where its table has several; else empty."""
+    single: CaseResult | None = field(default=None, repr=False, compare=False)
+    """The case of `single` with as large a batch, compiled alike: see `with_singles`."""
 
     @classmethod
     def of(cls, row: Cells) -> CaseResult:
@@ -148,6 +150,10 @@ class CaseResult:
     def rate(self, step_ms: float) -> float:
         """Return the units per second of steps that take so many ms."""
         return self.units_per_step * 1000 / step_ms
+
+    def speedup_of(self, step_ms: float, single_ms: float) -> float:
+        """Return the rate over that of `single` where steps take so many ms."""
+        return self.rate(step_ms) / self.single.rate(single_ms) if self.single else math.nan
 
     @property
     def batch(self) -> float | None:
@@ -191,7 +197,7 @@ class CaseResult:
         return self.mode == "dp" and (self.impl == STAND_IN or self.device_type == "cpu")
 
 
-_FIELDS = fields(CaseResult)[:-2]
+_FIELDS = fields(CaseResult)[:-3]
 
 
 def case_results(cases: pd.DataFrame) -> list[CaseResult]:
@@ -200,3 +206,12 @@ def case_results(cases: pd.DataFrame) -> list[CaseResult]:
     if len({case.batch for case in found}) < 2:
         return found
     return [replace(case, batch_name=f"batch {count(case.batch)}") for case in found]
+
+
+def with_singles(cases: Iterable[CaseResult]) -> list[CaseResult]:
+    """Give every case the one of `single` that it is held against; `single` itself has none."""
+    cases = list(cases)
+    singles = {case.variant: case for case in cases if case.mode == "single"}
+    return [
+        case if case.mode == "single" else replace(case, single=singles.get(case.variant)) for case in cases
+    ]

@@ -77,23 +77,23 @@ class Column:
     """
     of_gpus: Callable[[Iterable[float]], float] | None = None
     """Joins the readings of several GPUs: in DDP all wait for the slowest, and all use power."""
-    title: str = ""
-    """Heading in tables of the page, where that is not its name; with what takes the place of its unit."""
-    definition: str = ""
-    """Meaning of the heading, where readers of the page need another."""
-    defined: bool = False
-    """True where the page says the meaning: the heading alone does not say all."""
+    shown: str = ""
+    """Heading in tables of the page, where that is not its name, with what takes the place of its unit.
+
+    Behind ` = ` its meaning there; nothing behind it says `meaning`.
+    """
 
     @property
     def heading(self) -> str:
         """Heading in tables of the page, but for its unit."""
         plain = re.sub(r"^(num|dp)_|_(ms|pct|w)$", "", self.name)
-        return self.title or plain.replace("_", " ").capitalize()
+        return self.shown.partition(" =")[0] or plain.replace("_", " ").capitalize()
 
     @property
     def explanation(self) -> str:
         """The meaning of its heading; empty where that says all."""
-        return self.definition or self.meaning * self.defined
+        _, is_told, told = self.shown.partition(" =")
+        return told.strip() or self.meaning * bool(is_told)
 
     @property
     def unit(self) -> str:

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # they take a second, and `--help` needs the names of metrics alone
     from ..stats.fit import Typical
-    from ..stats.interval import Estimate, Interval
+    from ..stats.interval import Estimate
     from .case_result import CaseResult
     from .round_times import ByRound, RoundTimes
+
+SINGLE = "single"
+"""The timed phase of the case of `single` that a case is held against; itself it has none."""
 
 
 @dataclass(frozen=True)
@@ -19,10 +22,8 @@ class Formula:
     """A function of a case's steps: of those of a round the value there, of fitted ones the estimate."""
 
     of: Callable[..., float]
-    """Takes the case, ms per step of each of the phases, and the rate of `single` where it is over that."""
+    """Takes the case, and ms per step of each of the phases."""
     phases: tuple[str, ...] = ("timed",)
-    over_single: bool = False
-    """True of a ratio to `single` with as large a batch that is compiled alike; which itself has none."""
     is_log: bool = True
     """True where its logarithm is estimated: of times, rates and ratios."""
     when: Callable[[CaseResult], bool] = lambda _: True
@@ -30,37 +31,28 @@ class Formula:
     needs_interval: bool = False
     """True where it says nothing without one: few rounds tell little of a difference of differences."""
 
-    def by_round(self, case: CaseResult, single: CaseResult | None, times: RoundTimes) -> ByRound:
+    def by_round(self, case: CaseResult, times: RoundTimes) -> ByRound:
         """Return the value of every round that has all of its steps."""
-        found = [times.of_case(case_id).steps(phase) for case_id, phase in self._steps(case, single)]
+        found = [times.of_case(case_id).steps(phase) for case_id, phase in self._steps(case)]
         rounds = [r for r in found[0] if all(r in by_round for by_round in found)] if found else ()
-        return {r: self._value(case, single, [by_round[r] for by_round in found]) for r in rounds}
+        return {r: self.of(case, *(by_round[r] for by_round in found)) for r in rounds}
 
-    def estimate(self, case: CaseResult, single: CaseResult | None, typical: Typical) -> Estimate | None:
-        """Return the estimate by the fit of a run; None where it says nothing of the case."""
+    def estimate(self, case: CaseResult, typical: Typical) -> Estimate:
+        """Return the estimate by the fit of a run, not known where it says nothing of the case."""
 
         def value(log_ms: Iterable[float]) -> float:
-            found = self._value(case, single, [math.exp(one) for one in log_ms])
+            found = self.of(case, *map(math.exp, log_ms))
             return math.log(found) if self.is_log else found
 
-        steps = self._steps(case, single)
-        found = typical.estimate(value, *steps) if steps else None
-        return None if found is None or (self.needs_interval and math.isnan(found.error)) else found
+        found = typical.estimate(value, *self._steps(case))
+        return typical.estimate(value) if self.needs_interval and math.isnan(found.error) else found
 
-    def interval(self, case: CaseResult, single: CaseResult | None, typical: Typical) -> Interval | None:
-        """Return the estimate with its interval."""
-        found = self.estimate(case, single, typical)
-        known = None if found is None else found.interval()
-        return known.exp() if known and self.is_log else known
-
-    def _steps(self, case: CaseResult, single: CaseResult | None) -> list[tuple[str, str]]:
-        """Return the case and phase of each step it takes; none where it says nothing of the case."""
-        if not self.when(case) or (self.over_single and single is None):
+    def _steps(self, case: CaseResult) -> list[tuple[str, str]]:
+        """Return the case and phase of each step; none where it says nothing of the case."""
+        single = case.single
+        if not self.when(case) or (SINGLE in self.phases and single is None):
             return []
-        steps = [(case.case_id, phase) for phase in self.phases]
-        return [*steps, (single.case_id, "timed")] if self.over_single and single else steps
-
-    def _value(self, case: CaseResult, single: CaseResult | None, ms: list[float]) -> float:
-        if self.over_single and single:
-            return self.of(case, *ms[:-1], single.rate(ms[-1]))
-        return self.of(case, *ms)
+        return [
+            (single.case_id, "timed") if phase == SINGLE and single else (case.case_id, phase)
+            for phase in self.phases
+        ]

@@ -20,7 +20,7 @@ from .columns import (
     text_column,
     with_ends,
 )
-from .formula import Formula
+from .formula import SINGLE, Formula
 
 MEASURED: tuple[Column, ...] = (
     *with_ends(
@@ -38,8 +38,7 @@ MEASURED: tuple[Column, ...] = (
         kind=Metric,
         above=0,
         formula=Formula(lambda case, ms: case.rate(ms)),
-        title="Throughput",
-        definition="global batch over the step of the slowest rank",
+        shown="Throughput = global batch over the step of the slowest rank",
         higher_is_better=True,
     ),
     number_column(
@@ -47,7 +46,7 @@ MEASURED: tuple[Column, ...] = (
         "units of all timed blocks / time of their longest ranks: slow steps included",
         above=0,
         value=lambda case, times: case.rate(times.timed_ms) * times.num_steps,
-        title="Throughput, pauses included",
+        shown="Throughput, pauses included",
     ),
     *(
         number_column(
@@ -55,9 +54,9 @@ MEASURED: tuple[Column, ...] = (
             meaning,
             above=0,
             value=lambda _, times, percent=percent: times.percentile_ms(percent),
-            title=title,
+            shown=shown,
         )
-        for percent, title, meaning in (
+        for percent, shown, meaning in (
             (50, "Step, median", "median step time, all ranks and timed steps"),
             (75, "", "75th percentile of the step time"),
             (95, "Step, p95", "95th percentile of the step time"),
@@ -75,9 +74,8 @@ MEASURED: tuple[Column, ...] = (
         "`images_per_s` over that of `single` with as large a batch, compiled alike",
         kind=Metric,
         above=0,
-        formula=Formula(lambda case, ms, single: case.rate(ms) / single, over_single=True),
-        title=f"Speed-up ({TIMES})",
-        definition="throughput over that of “single”, the plain module on one device",
+        formula=Formula(lambda case, ms, single_ms: case.speedup_of(ms, single_ms), ("timed", SINGLE)),
+        shown=f"Speed-up ({TIMES}) = throughput over that of “single”, the plain module on one device",
         higher_is_better=True,
         written="{:.3f}" + TIMES,
     ),
@@ -87,12 +85,11 @@ MEASURED: tuple[Column, ...] = (
         kind=Metric,
         above=0,
         formula=Formula(
-            lambda case, ms, single: case.rate(ms) / single / case.num_devices,
-            over_single=True,
+            lambda case, ms, single_ms: case.speedup_of(ms, single_ms) / case.num_devices,
+            ("timed", SINGLE),
             when=lambda case: case.has_efficiency,
         ),
-        title="Efficiency (%)",
-        defined=True,
+        shown="Efficiency (%) =",
         higher_is_better=True,
         gated=False,  # its change is that of speed-up
         written="{:.1%}",
@@ -105,20 +102,18 @@ MEASURED: tuple[Column, ...] = (
         "comm_ms",
         "what a step sends, DDP's buffers and then its buckets, back to back with no compute beside it",
         formula=Formula(lambda _, ms: ms, ("comm",)),
-        title="Communication alone",
-        defined=True,
+        shown="Communication alone =",
     ),
     *with_ends(
         "buffers_ms",
         "the part of `comm_ms` that broadcasts DDP's buffers; empty where it sends none",
-        definition="the part of it that broadcasts DDP's buffers",
+        shown="Buffers = the part of it that broadcasts DDP's buffers",
     ),
     *with_ends(
         "no_sync_step_ms",
         "the step under no_sync: compute, optimizer and batch",
         formula=Formula(lambda _, ms: ms, ("no_sync",)),
-        title="Step without synchronising",
-        defined=True,
+        shown="Step without synchronising =",
     ),
     *with_ends(
         EXPOSED_COMM,
@@ -126,8 +121,7 @@ MEASURED: tuple[Column, ...] = (
         "synchronising, in the same round",
         kind=Metric,
         formula=Formula(lambda _, ms, local_ms: ms - local_ms, ("timed", "no_sync"), is_log=False),
-        title="Exposed",
-        defined=True,
+        shown="Exposed =",
         called="exposed communication",
         written="{:,.2f} ms",
         in_parts_of="step_ms",
@@ -137,8 +131,9 @@ MEASURED: tuple[Column, ...] = (
         "how `exposed_comm_ms` is estimated: `no_sync` of a run (empty in older ones), `probes` of a watched "
         "training, whose buckets were held back; the gate compares only like with like",
         among=ESTIMATORS,
-        definition="how it was estimated. no_sync: the step without synchronising is one under no_sync; "
-        "probes: it is one whose buckets were held back until the last was ready, less what they then took",
+        shown="Exposed by = how it was estimated. no_sync: the step without synchronising is one under "
+        "no_sync; probes: it is one whose buckets were held back until the last was ready, less what they "
+        "then took",
     ),
     *with_ends(
         "hidden_pct",
@@ -151,35 +146,31 @@ MEASURED: tuple[Column, ...] = (
             when=lambda case: case.setting("sync_batchnorm") != "True",
             needs_interval=True,
         ),
-        title="Overlap",
-        definition=f"100 {TIMES} (1 - exposed / communication alone); none where it adds more than it takes "
-        "alone, all where it adds nothing, empty where it is not known to 50 points",
+        shown=f"Overlap = 100 {TIMES} (1 - exposed / communication alone); none where it adds more "
+        "than it takes alone, all where it adds nothing, empty where it is not known to 50 points",
     ),
     *with_ends(
         "overlap_trace_pct",
         "time in which both compute and communication run, over the time communication runs, per "
         "rank; unlike “Overlap” it counts compute that communication slows, and waiting for other ranks",
         ends=(0, 100),
-        title="Overlap, trace",
-        defined=True,
+        shown="Overlap, trace =",
     ),
     *with_ends(
         "overlap_window_pct",
         "DDP's own logger: the part of its communication window that lies inside the backward",
         ends=(0, 100),
-        title="Overlap, DDP window",
-        defined=True,
+        shown="Overlap, DDP window =",
     ),
     *with_ends(
         "compute_slowdown",
         "time to the last gradient beside communication, over the same time without it",
-        title=f"Compute slow-down ({TIMES})",
-        defined=True,
+        shown=f"Compute slow-down ({TIMES}) =",
     ),
     *with_ends(
         "bubble_pct",
         "`partition`, `pipeline`: share of the stages' time in which they wait",
-        definition="the share of the stages' time in which they wait for each other",
+        shown="Bubble = the share of the stages' time in which they wait for each other",
     ),
     *with_ends(
         "anatomy_slowdown_pct",
@@ -189,17 +180,15 @@ MEASURED: tuple[Column, ...] = (
             for r, ms in times.steps("anatomy").items()
             if r in times.steps()
         },
-        title="Cost of instruments",
-        definition="how much slower they make the step",
+        shown="Cost of instruments = how much slower they make the step",
     ),
     Metric(
         "peak_mem_mib",
         "float",
         "most memory in use by this case's tensors, worst device; empty on CPU cores",
         above=0,
-        title="Peak memory",
-        definition="in tensors, on the device that needs most, without what libraries take (CUDA, NCCL, "
-        "oneDNN)",
+        shown="Peak memory = in tensors, on the device that needs most, without what libraries take "
+        "(CUDA, NCCL, oneDNN)",
         written="{:,.0f} MiB",
         least_change=1.0,  # MiB: allocators and the C library round by about as much
     ),
@@ -207,8 +196,7 @@ MEASURED: tuple[Column, ...] = (
         "reserved_mem_mib",
         "most GPU memory that the allocator held for this case, in use or kept, worst device; empty on a CPU",
         above=0,
-        title="Reserved memory",
-        definition="what torch's allocator held for the tensors",
+        shown="Reserved memory = what torch's allocator held for the tensors",
     ),
     text_column(
         "mem_by_device_mib", "as `peak_mem_mib`, of each of the case's devices in their order, `/`-separated"
@@ -224,7 +212,7 @@ MEASURED: tuple[Column, ...] = (
         "sm_clock_mhz",
         "SM clock in timed blocks, of the slowest GPU of the case",
         of_gpus=min,
-        title="SM clock",
+        shown="SM clock",
     ),
     *with_ends("power_w", "power in timed blocks, all GPUs of the case together", of_gpus=sum),
     *with_ends(
@@ -235,32 +223,32 @@ MEASURED: tuple[Column, ...] = (
             for r, watts in times.of("power_w").items()
             if r in times.steps()
         },
-        title="Energy",
+        shown="Energy",
     ),
     number_column(
         "temperature_c",
         "highest temperature of a GPU of the case in a timed block",
         value=lambda _, times: max(times.of("temperature_c").values(), default=None),
         of_gpus=max,
-        title="Temperature, highest",
+        shown="Temperature, highest",
     ),
     number_column(
         "throttled_pct",
         "share of samples with clocks held down by heat or power, of the worst GPU, mean over blocks",
         value=lambda _, times: fmean(found.values()) if (found := times.of("throttled_pct")) else None,
         of_gpus=max,
-        title="Slowed (% of samples)",
+        shown="Slowed (% of samples)",
     ),
     text_column(
         "throttle_reasons",
         "by what, in NVML's words, the most frequent first",
         value=lambda _, times: times.throttle_reasons(),
-        title="Slowed by",
+        shown="Slowed by",
     ),
     *with_ends(
         "rank_skew_ms",
         "slowest minus fastest rank's own work per step (under `no_sync`)",
-        definition="slowest minus fastest rank's own work; the others wait for the slowest",
+        shown="Rank skew = slowest minus fastest rank's own work; the others wait for the slowest",
     ),
     count_column(
         "slowest_rank",
@@ -279,21 +267,20 @@ MEASURED: tuple[Column, ...] = (
         "dp_device0_pct",
         "DP: share of the step in which only device 0 works",
         ends=(0, 100),
-        title="Only device 0 works",
-        definition="under DataParallel, outside apply and backward",
+        shown="Only device 0 works = under DataParallel, outside apply and backward",
     ),
     number_column(
         "dp_device0_mem_ratio",
         "DP: `peak_mem_mib` of device 0 / mean of the other devices'; empty on a CPU",
         above=0,
-        title=f"Memory of device 0 / mean of the others ({TIMES})",
+        shown=f"Memory of device 0 / mean of the others ({TIMES})",
     ),
     count_column(
         "num_rounds",
         "rounds with a timed block of this case",
         first=0,
         value=lambda _, times: len(times.steps()),
-        definition="how often a case was measured, in turns with the others",
+        shown="Rounds = how often a case was measured, in turns with the others",
     ),
     count_column(
         "num_blocks",
@@ -305,15 +292,14 @@ MEASURED: tuple[Column, ...] = (
         "vs_ddp_default",
         "throughput over that of DDP's default on as many devices; the intervals hold all at once",
         above=0,
-        title=f"Against DDP's default ({TIMES})",
-        defined=True,
+        shown=f"Against DDP's default ({TIMES}) =",
     ),
     number_column(
         "compile_s",
         "seconds that torch.compile took on rank 0, backward included, with its caches as found; "
         "empty for eager cases",
         above=0,
-        title="Compiling",
+        shown="Compiling",
     ),
     count_column(
         "num_graphs", "graphs that torch.compile made; DDPOptimizer splits one at the buckets; empty if eager"

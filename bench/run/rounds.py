@@ -185,8 +185,7 @@ class Rounds(CaseRunner):
         """Stop measuring what is slowest in a race; its results stay."""
         if not self.settings.race:
             return
-        units = {live.case.case_id: live.case.units_per_step for live in self.live}
-        rates = images_per_s_by_round(self.recorder.times, units)
+        rates = images_per_s_by_round(self.recorder.times, [live.case for live in self.live])
         named = dropped(self.recorder.pairs(), rates, self._stop_rule.left_share(num_rounds))
         for live in [live for live in self.live if live.case.case_id in named]:
             self.check_gradients(live)

@@ -264,8 +264,8 @@ class Typical:
         return self.estimate(lambda log_ms: float(factors @ np.exp(log_ms)), *weights)
 
     def estimate(self, function: Function, *columns: Column) -> Estimate:
-        """A function of the log ms of some columns; unknown where one of them was not measured."""
-        if self._fit is None or not self.has(*columns):
+        """A function of the log ms of some columns; unknown without any, or where one was not measured."""
+        if self._fit is None or not columns or not self.has(*columns):
             return NOT_KNOWN
         return self._fit.estimate(function, *(self._places[column] for column in columns))
 
