@@ -23,7 +23,6 @@ from ..bench.results.case_result import CaseResult
 from ..bench.results.columns import Column as Entry
 from ..bench.results.columns import Metric
 from ..bench.results.formula import SINGLE
-from ..bench.results.metrics import MEASURED
 from .cases import RATES
 
 ENTRIES = {entry.name: entry for entry in (*CASES, *RATES)}
@@ -88,7 +87,7 @@ TABLES = {
 """Note and names of columns of further tables by title; metrics that none names stand in the last."""
 
 _NAMED = (*RESULTS, *" ".join(names for _, names in TABLES.values()).split())
-_OTHERS = [entry.name for entry in MEASURED if entry.repeated and entry.name not in _NAMED]
+_OTHERS = [entry.name for entry in CASES if entry.repeated and entry.name not in _NAMED]
 
 
 class Column(NamedTuple):
@@ -161,7 +160,7 @@ def _written(entry: Entry, case: CaseResult) -> str:
         return count(case.number(entry.name))
     if entry.formula and SINGLE in entry.formula.phases and not case.is_ranked:
         return ""  # it says nothing
-    factor = 100.0 if isinstance(entry, Metric) and entry.is_in_percent else 1.0
+    factor = 100.0 if isinstance(entry, Metric) and entry.written.endswith("%}") else 1.0
     found = case.interval(entry.name)
     if found is not None and found.low == found.high:  # as of the reference: no interval has no width
         return number(found.estimate * factor)

@@ -15,11 +15,10 @@ from ddp_bench.bench.plan.case import Case
 from ddp_bench.bench.plan.sweep import Planned
 from ddp_bench.bench.results.aggregate import Outcome, bucket_rows, case_rows
 from ddp_bench.bench.results.archive import is_archive, packed, public_members, unpacked
-from ddp_bench.bench.results.case_columns import PREPARED, RUN
+from ddp_bench.bench.results.case_columns import CASES, IDENTITY
 from ddp_bench.bench.results.case_result import case_results
 from ddp_bench.bench.results.columns import COMPARISONS, records, typed_frame
 from ddp_bench.bench.results.comparisons import compared, pairs_of
-from ddp_bench.bench.results.metrics import MEASURED
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.results.tables import table_bytes
@@ -37,8 +36,8 @@ TABLES = ("cases", "comparisons", "buckets")
 
 def renewed(run):
     """The run with the tables that today's code makes of its blocks."""
-    facts = {c.name for c in (*PREPARED, *MEASURED, *RUN) if not (c.repeated or c.value)}
-    facts -= {f"{c.name}{end}" for c in MEASURED if c.repeated for end in ("_low", "_high")}
+    facts = {c.name for c in CASES if not (c.repeated or c.value)} - {c.name for c in IDENTITY} - {"cap_mib"}
+    facts -= {f"{c.name}{end}" for c in CASES if c.repeated for end in ("_low", "_high")}
     facts |= {"reason_code", "device_name", "link"}
     outcomes, layouts = [], {}
     for row, result in zip(records(run.cases), run.results, strict=True):

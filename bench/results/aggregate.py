@@ -22,7 +22,6 @@ from .case_result import CaseResult, with_singles
 from .columns import BUCKETS, EXPOSED_COMM, NO_SYNC, Column, Metric, typed_frame
 from .comparisons import ONE, Comparison, over_default
 from .formula import SINGLE
-from .metrics import MEASURED
 from .round_times import ByRound, CaseTimes, RoundTimes
 
 
@@ -98,7 +97,7 @@ def case_rows(
     return typed_frame(rows, CASES)
 
 
-_OF_BLOCKS = [column for column in MEASURED if column.formula or column.value or column.repeated]
+_OF_BLOCKS = [column for column in CASES if column.formula or column.value or column.repeated]
 
 
 def _cells(column: Column, case: CaseResult, times: CaseTimes, typical: Typical) -> dict[str, Any]:

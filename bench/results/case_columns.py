@@ -21,7 +21,8 @@ from .columns import (
     setting_column,
     text_column,
 )
-from .metrics import MEASURED
+from .details import DETAILS
+from .metrics import SPEED
 
 IDENTITY: tuple[Column, ...] = (
     text_column(
@@ -117,11 +118,25 @@ PREPARED: tuple[Column, ...] = (
 )
 """Columns of a case once it is prepared: how it was proved and laid out."""
 
-RUN = (
+LAST: tuple[Column, ...] = (
+    number_column(
+        "compile_s",
+        "seconds that torch.compile took on rank 0, backward included, with its caches as found; "
+        "empty for eager cases",
+        above=0,
+        shown="Compiling",
+    ),
+    count_column(
+        "num_graphs", "graphs that torch.compile made; DDPOptimizer splits one at the buckets; empty if eager"
+    ),
+    count_column(
+        "graph_breaks", "places where dynamo could not go on in one graph; empty for eager cases", first=0
+    ),
     text_column("run_id", "names the run, whatever becomes of its folder"),
     text_column("started_at", "when the run began, UTC"),
     text_column("torch_version", "PyTorch that was measured"),
 )
+"""Columns of what compiling took, and of the run."""
 
 _BEHIND_CAP = 1 + [column.name for column in IDENTITY].index("bucket_cap_mb")
 
@@ -130,8 +145,9 @@ CASES: tuple[Column, ...] = (
     CAP_MIB,
     *IDENTITY[_BEHIND_CAP:],
     *PREPARED,
-    *MEASURED,
-    *RUN,
+    *SPEED,
+    *DETAILS,
+    *LAST,
 )
 
 FILES: dict[str, tuple[Column, ...]] = {"cases.csv": CASES, **OTHER_FILES}

@@ -151,10 +151,6 @@ class CaseResult:
         """Return the units per second of steps that take so many ms."""
         return self.units_per_step * 1000 / step_ms
 
-    def speedup_of(self, step_ms: float, single_ms: float) -> float:
-        """Return the rate over that of `single` where steps take so many ms."""
-        return self.rate(step_ms) / self.single.rate(single_ms) if self.single else math.nan
-
     @property
     def batch(self) -> float | None:
         """Samples per device, or in all under strong scaling: what `--batch-size` fixes."""

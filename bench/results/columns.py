@@ -71,17 +71,11 @@ class Column:
     formula: Formula | None = None
     """What it is of the steps of a case, where it follows from them."""
     value: Callable[[CaseResult, CaseTimes], Any] | None = None
-    """Its cell of a measured case, of a repeated one the value of each round, where these follow from blocks.
-
-    Without both, details of blocks have it by its name, or the facts of a case.
-    """
+    """Its cell of a measured case, by round of what rounds repeat; None where details or facts have it."""
     of_gpus: Callable[[Iterable[float]], float] | None = None
     """Joins the readings of several GPUs: in DDP all wait for the slowest, and all use power."""
     shown: str = ""
-    """Heading in tables of the page, where that is not its name, with what takes the place of its unit.
-
-    Behind ` = ` its meaning there; nothing behind it says `meaning`.
-    """
+    """Heading on the page, where that is not its name; behind ` =` its meaning, if `meaning` is not it."""
 
     @property
     def heading(self) -> str:
@@ -132,11 +126,6 @@ class Metric(Column):
     def label(self) -> str:
         """Its name in a sentence."""
         return self.called or self.heading.partition(" (")[0].lower()
-
-    @property
-    def is_in_percent(self) -> bool:
-        """True of a fraction that people read in percent."""
-        return self.written.endswith("%}")
 
     @property
     def is_rate(self) -> bool:

@@ -1,4 +1,4 @@
-"""What is measured of a case: an entry for each metric, from which all else that is said of it follows.
+"""Metrics of speed and communication: an entry for each, from which all else that is said of it follows.
 
 A value comes from the entry's formula or function, else from the `detail` of blocks (`bench/measure`) by its
 name, else from the facts of a prepared case (`bench/run/case_facts.py`).
@@ -6,23 +6,11 @@ name, else from the facts of a prepared case (`bench/run/case_facts.py`).
 
 from __future__ import annotations
 
-from statistics import fmean
-
 from ..common.numbers import TIMES
-from ..plan.settings import MOST_DEVICES
-from .columns import (
-    ESTIMATORS,
-    EXPOSED_COMM,
-    Column,
-    Metric,
-    count_column,
-    number_column,
-    text_column,
-    with_ends,
-)
+from .columns import ESTIMATORS, EXPOSED_COMM, Column, Metric, number_column, text_column, with_ends
 from .formula import SINGLE, Formula
 
-MEASURED: tuple[Column, ...] = (
+SPEED: tuple[Column, ...] = (
     *with_ends(
         "step_ms",
         "typical step of the longest rank, fitted over rounds: see docs/measuring.md",
@@ -74,7 +62,9 @@ MEASURED: tuple[Column, ...] = (
         "`images_per_s` over that of `single` with as large a batch, compiled alike",
         kind=Metric,
         above=0,
-        formula=Formula(lambda case, ms, single_ms: case.speedup_of(ms, single_ms), ("timed", SINGLE)),
+        formula=Formula(
+            lambda case, ms, single_ms: case.rate(ms) / case.single.rate(single_ms), ("timed", SINGLE)
+        ),
         shown=f"Speed-up ({TIMES}) = throughput over that of “single”, the plain module on one device",
         higher_is_better=True,
         written="{:.3f}" + TIMES,
@@ -85,7 +75,7 @@ MEASURED: tuple[Column, ...] = (
         kind=Metric,
         above=0,
         formula=Formula(
-            lambda case, ms, single_ms: case.speedup_of(ms, single_ms) / case.num_devices,
+            lambda case, ms, single_ms: case.rate(ms) / case.single.rate(single_ms) / case.num_devices,
             ("timed", SINGLE),
             when=lambda case: case.has_efficiency,
         ),
@@ -181,130 +171,5 @@ MEASURED: tuple[Column, ...] = (
             if r in times.steps()
         },
         shown="Cost of instruments = how much slower they make the step",
-    ),
-    Metric(
-        "peak_mem_mib",
-        "float",
-        "most memory in use by this case's tensors, worst device; empty on CPU cores",
-        above=0,
-        shown="Peak memory = in tensors, on the device that needs most, without what libraries take "
-        "(CUDA, NCCL, oneDNN)",
-        written="{:,.0f} MiB",
-        least_change=1.0,  # MiB: allocators and the C library round by about as much
-    ),
-    number_column(
-        "reserved_mem_mib",
-        "most GPU memory that the allocator held for this case, in use or kept, worst device; empty on a CPU",
-        above=0,
-        shown="Reserved memory = what torch's allocator held for the tensors",
-    ),
-    text_column(
-        "mem_by_device_mib", "as `peak_mem_mib`, of each of the case's devices in their order, `/`-separated"
-    ),
-    count_column(
-        "device_allocs",
-        "times that timed steps, those under `no_sync` included, asked a GPU's driver for memory: of all "
-        "blocks and ranks; empty on a CPU",
-        first=0,
-        value=lambda _, times: sum(times.device_allocs) if times.device_allocs else None,
-    ),
-    *with_ends(
-        "sm_clock_mhz",
-        "SM clock in timed blocks, of the slowest GPU of the case",
-        of_gpus=min,
-        shown="SM clock",
-    ),
-    *with_ends("power_w", "power in timed blocks, all GPUs of the case together", of_gpus=sum),
-    *with_ends(
-        "joules_per_image",
-        "`power_w` x step / units of the step: per image for image models",
-        value=lambda case, times: {
-            r: watts / case.rate(times.steps()[r])
-            for r, watts in times.of("power_w").items()
-            if r in times.steps()
-        },
-        shown="Energy",
-    ),
-    number_column(
-        "temperature_c",
-        "highest temperature of a GPU of the case in a timed block",
-        value=lambda _, times: max(times.of("temperature_c").values(), default=None),
-        of_gpus=max,
-        shown="Temperature, highest",
-    ),
-    number_column(
-        "throttled_pct",
-        "share of samples with clocks held down by heat or power, of the worst GPU, mean over blocks",
-        value=lambda _, times: fmean(found.values()) if (found := times.of("throttled_pct")) else None,
-        of_gpus=max,
-        shown="Slowed (% of samples)",
-    ),
-    text_column(
-        "throttle_reasons",
-        "by what, in NVML's words, the most frequent first",
-        value=lambda _, times: times.throttle_reasons(),
-        shown="Slowed by",
-    ),
-    *with_ends(
-        "rank_skew_ms",
-        "slowest minus fastest rank's own work per step (under `no_sync`)",
-        shown="Rank skew = slowest minus fastest rank's own work; the others wait for the slowest",
-    ),
-    count_column(
-        "slowest_rank",
-        "the rank whose own work most often took longest: the one others wait for",
-        first=0,
-        most=MOST_DEVICES,
-        value=lambda _, times: times.slowest_rank(),
-    ),
-    *with_ends("dp_scatter_ms", "DP: splitting the batch over the devices"),
-    *with_ends("dp_replicate_ms", "DP: copying the model to every device"),
-    *with_ends("dp_apply_ms", "DP: the replicas' forward"),
-    *with_ends("dp_gather_ms", "DP: collecting the outputs on device 0"),
-    *with_ends("dp_backward_ms", "DP: the replicas' backward (on GPUs with the reduction)"),
-    *with_ends("dp_reduce_ms", "DP: adding the replicas' gradients on device 0 (empty on GPUs)"),
-    *with_ends(
-        "dp_device0_pct",
-        "DP: share of the step in which only device 0 works",
-        ends=(0, 100),
-        shown="Only device 0 works = under DataParallel, outside apply and backward",
-    ),
-    number_column(
-        "dp_device0_mem_ratio",
-        "DP: `peak_mem_mib` of device 0 / mean of the other devices'; empty on a CPU",
-        above=0,
-        shown=f"Memory of device 0 / mean of the others ({TIMES})",
-    ),
-    count_column(
-        "num_rounds",
-        "rounds with a timed block of this case",
-        first=0,
-        value=lambda _, times: len(times.steps()),
-        shown="Rounds = how often a case was measured, in turns with the others",
-    ),
-    count_column(
-        "num_blocks",
-        "blocks of this case, of all phases",
-        first=0,
-        value=lambda _, times: sum(map(len, times.step_ms.values())),
-    ),
-    *with_ends(
-        "vs_ddp_default",
-        "throughput over that of DDP's default on as many devices; the intervals hold all at once",
-        above=0,
-        shown=f"Against DDP's default ({TIMES}) =",
-    ),
-    number_column(
-        "compile_s",
-        "seconds that torch.compile took on rank 0, backward included, with its caches as found; "
-        "empty for eager cases",
-        above=0,
-        shown="Compiling",
-    ),
-    count_column(
-        "num_graphs", "graphs that torch.compile made; DDPOptimizer splits one at the buckets; empty if eager"
-    ),
-    count_column(
-        "graph_breaks", "places where dynamo could not go on in one graph; empty for eager cases", first=0
     ),
 )
