@@ -69,7 +69,7 @@ class Column:
     public: bool = False
     """True where a text names neither a person nor a machine, so that an archive keeps it."""
     formula: Formula | None = None
-    """What it is of the steps of a case, where it follows from them."""
+    """Function of the steps of a case, where it follows from them."""
     value: Callable[[CaseResult, CaseTimes], Any] | None = None
     """Its cell of a measured case, by round of what rounds repeat; None where details or facts have it."""
     of_gpus: Callable[[Iterable[float]], float] | None = None

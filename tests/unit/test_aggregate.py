@@ -16,8 +16,11 @@ from ddp_bench.bench.results.aggregate import (
     allreduce_rows,
     bucket_rows,
     case_rows,
+    estimates_of_cases,
+    metrics_by_round,
     rate_half_widths,
 )
+from ddp_bench.bench.results.case_result import case_results
 from ddp_bench.bench.results.columns import BLOCKS, typed_frame
 from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.results.round_times import RoundTimes
@@ -146,6 +149,44 @@ def test_typical_columns_are_close_to_the_geometric_mean(name, by_round):
     row = by_hand()
     assert row[name] == pytest.approx(scipy_stats.gmean(by_round), rel=0.01)
     assert row[f"{name}_low"] < scipy_stats.gmean(by_round) < row[f"{name}_high"]
+
+
+CONSTANT = {"single": 100.0, "timed": 125.0, "no_sync": 110.0, "comm": 30.0}
+"""ms of every round: of one device, and of the phases of DDP on two, of which each has a batch of 16."""
+
+BY_HAND = {
+    "step_ms": 125.0,
+    "images_per_s": 32 * 1000 / 125,
+    "speedup": 2 * 100 / 125,
+    "efficiency": 100 / 125,
+    "exposed_comm_ms": 125.0 - 110,
+}
+
+
+def constant_rounds():
+    """Rows of DDP's case and of `single`'s, each round like the other."""
+    key = ("ddp", 2, "1")
+    rows = [block(("single", 1, ""), r, CONSTANT["single"]) for r in ROUNDS]
+    return rows + [
+        block(key, r, ms, phase=phase) for r in ROUNDS for phase, ms in CONSTANT.items() if phase != "single"
+    ]
+
+
+def test_a_metric_of_rounds_and_of_their_fit_is_the_same_formula():
+    """`single` is held against nothing, and what was not measured has neither."""
+    times = RoundTimes.of(typed_frame(constant_rounds(), BLOCKS))
+    cases = case_results(case_rows([Outcome(p) for p in PLAN], RoundTimes()))
+    by_round, fitted = metrics_by_round(cases, times), estimates_of_cases(cases, times.fitted())
+    ddp, single = IDS["ddp", 2, "1"], IDS["single", 1, ""]
+    for name, value in BY_HAND.items():
+        assert by_round[ddp][name] == pytest.approx(dict.fromkeys(ROUNDS, value)), name
+        known = value if name == "exposed_comm_ms" else math.log(value)
+        assert fitted[ddp][name].value == pytest.approx(known), name
+    assert by_round[single]["speedup"] == {}
+    assert by_round[single]["step_ms"] == dict.fromkeys(ROUNDS, 100.0)
+    assert math.isnan(fitted[single]["speedup"].value)
+    assert by_round[IDS["dp", 2, ""]]["images_per_s"] == {}
+    assert math.isnan(fitted[IDS["dp", 2, ""]]["images_per_s"].value)
 
 
 def test_what_has_no_interval_by_hand():
