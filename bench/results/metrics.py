@@ -116,6 +116,14 @@ SPEED: tuple[Column, ...] = (
         written="{:,.2f} ms",
         in_parts_of="step_ms",
     ),
+    *with_ends(
+        "exposed_comm_pct",
+        "share of the step that communication adds, to compare models and machines by",
+        formula=Formula(
+            lambda _, ms, local_ms: 100 * (1 - local_ms / ms), ("timed", "no_sync"), is_log=False
+        ),
+        shown="Exposed share =",
+    ),
     text_column(
         "exposed_by",
         "how `exposed_comm_ms` is estimated: `no_sync` of a run (empty in older ones), `probes` of a watched "

@@ -189,6 +189,17 @@ def test_a_metric_of_rounds_and_of_their_fit_is_the_same_formula():
     assert math.isnan(fitted[IDS["dp", 2, ""]]["images_per_s"].value)
 
 
+def test_the_share_of_a_step_that_communication_adds():
+    """Of the same rounds: 15 of 125 ms are 12%. It has an interval."""
+    row = row_of(("ddp", 2, "1"), constant_rounds())
+    assert row["exposed_comm_pct"] == pytest.approx(12.0)
+    assert pd.isna(row_of(("single", 1, ""), constant_rounds())["exposed_comm_pct"])
+    row = by_hand()
+    shares = [100 * (1 - local / ms) for ms, local in zip(DDP_MS, LOCAL_MS, strict=True)]
+    assert row["exposed_comm_pct_low"] < np.mean(shares) < row["exposed_comm_pct_high"]
+    assert row["exposed_comm_pct"] == pytest.approx(100 * row["exposed_comm_ms"] / row["step_ms"])
+
+
 def test_what_has_no_interval_by_hand():
     row = by_hand()
     steps = [ms for ddp in DDP_MS for ms in (ddp, ddp, ddp - 10, ddp - 10)]
