@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -16,7 +16,7 @@ from ..plan.case_settings import MODE_SETTINGS, SETTINGS_OF
 from ..plan.modes import RANK_PER_DEVICE
 from ..plan.sweep import Planned
 from ..stats.fit import Typical
-from ..stats.interval import Estimate, median_interval, median_intervals
+from ..stats.interval import Estimate, Interval, median_interval, median_intervals
 from .case_columns import CASES, METRICS
 from .case_result import CaseResult, with_singles
 from .columns import BUCKETS, EXPOSED_COMM, NO_SYNC, Column, Metric, typed_frame
@@ -111,9 +111,11 @@ def _cells(column: Column, case: CaseResult, times: CaseTimes, typical: Typical)
         found = found.exp() if column.formula.is_log else found
     else:
         by_round = column.value(case, times) if column.value else times.of(column.name)
+        if not by_round:
+            return {}
         found = median_interval([*by_round.values()])
     low, high = column.ends
-    return replace(found, low=max(found.low, low), high=min(found.high, high)).columns(column.name)
+    return Interval(found.estimate, max(found.low, low), min(found.high, high)).columns(column.name)
 
 
 def bucket_rows(layouts: Mapping[str, BucketLayout], times: RoundTimes) -> pd.DataFrame:
