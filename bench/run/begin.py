@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from ..common.cli import command, say
 from ..common.errors import UsageError
 from ..common.numbers import MIB, mib, plural
@@ -249,9 +251,14 @@ def begin_ranks(workers: Workers, job: Job, cases: Sequence[Case], num_ranks: in
         local_world_size=min(there.local_world_size, num_ranks) if there else num_ranks,
         meeting=workers.name,
         port=workers.store_port,
-        seen=job.seen,
     )
-    everyone = dict.fromkeys(range(num_ranks), begin)
+    # Each is told of its own host: told of all, they would take memory with the square of their number.
+    everyone = {
+        rank: msgspec.structs.replace(
+            begin, seen=tuple(one for one in job.seen if one.host == workers.hosts[rank])
+        )
+        for rank in range(num_ranks)
+    }
     return [*workers.values(everyone, "start-up", START_LIMIT_S).values()]
 
 

@@ -109,8 +109,7 @@ class Conductor:
         workers = self._workers
         workers.open()
         workers.grow(plan.world_size(job.plan))
-        cases = [p.case for p in job.plan if p.skip_reason is None]
-        begun = begin_ranks(workers, job, cases, len(workers))
+        begun = begin_ranks(workers, job, plan.one_of_each(job.plan), len(workers))
         check_alike(begun)
         return begun
 

@@ -64,7 +64,12 @@ class Workers:
         self._oom_kills = oom_kills()
 
     def __len__(self) -> int:
-        return len(self._workers.keys() - {LOOKER})
+        return len(self.hosts)
+
+    @property
+    def hosts(self) -> dict[int, str]:
+        """Their hosts by rank, of those that have come."""
+        return {rank: worker.host for rank, worker in self._workers.items() if rank != LOOKER}
 
     def open(self) -> None:
         """Unless it is done, start the first worker, which opens the store; meet a launcher's others, too.

@@ -109,9 +109,8 @@ def look(device: str, local_rank: int) -> Devices:
 
 
 def this_machine(seen: Sequence[SeenGpus]) -> FirstHost:
-    """This machine as a manifest describes it, with the GPUs that its ranks among `seen` see, each once."""
-    here = [one for one in seen if one.host == host_name()]
-    known = {uuid: facts for one in here for uuid, facts in zip(one.uuids, one.facts, strict=False)}
+    """This machine as a manifest describes it, with the GPUs that its ranks have `seen`, each once."""
+    known = {uuid: facts for one in seen for uuid, facts in zip(one.uuids, one.facts, strict=False)}
     joined = tuple(pairs(list(known)))
     return msgspec.structs.replace(machine(host_name()), gpus=tuple(known.values()), gpu_pairs=joined)
 

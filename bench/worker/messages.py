@@ -127,7 +127,7 @@ class Begin(Command[Begun], frozen=True):
     num_outputs: int
     """Number that the worker which has looked at the model tells; none of those that train looks."""
     cases: tuple[Case, ...]
-    """Those that run."""
+    """Of each mode, number of devices and backend one that runs; to measure a case, its commands bring it."""
     world_size: int
     local_world_size: int
     meeting: str
@@ -135,7 +135,7 @@ class Begin(Command[Begun], frozen=True):
     port: int = 0
     """Port of the store on this machine; 0: the launcher's."""
     seen: tuple[SeenGpus, ...] = ()
-    """GPUs that a launcher's ranks see."""
+    """GPUs that a launcher's ranks on the same host see."""
 
     @property
     def num_connections(self) -> int:

@@ -17,21 +17,35 @@ import msgspec
 import psutil
 import pytest
 from commands import eventually, listening
-from made import torchrun
+from made import planned, resolved, torchrun
 
 from ddp_bench.bench.common.errors import ExitCode, UsageError
+from ddp_bench.bench.machine.manifest import Gpu, Model
 from ddp_bench.bench.plan.settings import Settings
+from ddp_bench.bench.plan.sweep import Machine
 from ddp_bench.bench.results.block_times import BlockTimes, Fault
 from ddp_bench.bench.run import processes
 from ddp_bench.bench.run import workers as module
+from ddp_bench.bench.run.begin import Job
+from ddp_bench.bench.run.close import How
+from ddp_bench.bench.run.conductor import Conductor
 from ddp_bench.bench.run.failures import RestartError
 from ddp_bench.bench.run.main import main
 from ddp_bench.bench.run.processes import Meeting
 from ddp_bench.bench.run.workers import Workers
 from ddp_bench.bench.worker import messages as m
+from ddp_bench.bench.worker.facts import Inspected, SeenGpus
 
 LIMIT_S = 30.0
 NO_END = "no end of the test within 0.1 s"
+LINE = Inspected(
+    model=Model(),
+    image_size=None,
+    unit="images",
+    units_per_sample=1,
+    has_fused_optimizer=True,
+    takes_images=False,
+)
 TOLD = m.Told(waits_for="the other ranks", where="", stacks="stacks")
 
 
@@ -469,6 +483,38 @@ def test_the_conductor_sleeps_while_a_block_runs(started):
         workers.ask({0: block, 1: block}, "a block", LIMIT_S)
         used_s.append(time.thread_time() - began_s)
     assert min(used_s) <= 1e-3, "of a processor, with sending and hearing"
+
+
+def test_what_a_rank_is_told_does_not_grow_with_the_cases_or_with_the_gpus_of_other_hosts():
+    """Of 20,000 cases and all GPUs 1,024 ranks would be told 14 GB."""
+    told = []
+
+    def listening_to_begin(command):
+        if isinstance(command, m.Begin):
+            told.append(command)
+            raise EOFError
+        return waiting(command)
+
+    def begun(num_caps, num_others):
+        caps = [*map(str, range(1, num_caps + 1))]
+        settings = resolved(modes=["single", "ddp"], gpus=[2], bucket_cap_mb=caps)
+        gpus = (Gpu(uuid="GPU-0", name="A"),)
+        saw = [
+            SeenGpus(host=host, local_rank=0, uuids=("GPU-0",), facts=gpus)
+            for host in ("here", *"t" * num_others)
+        ]
+        machine = Machine(device_type="cpu", devices_per_node=2)
+        plan = tuple(planned(settings))
+        job = Job(settings=settings, machine=machine, plan=plan, inspected=LINE, seen=tuple(saw))
+        workers = Workers(FakeProcesses(listening_to_begin, listening_to_begin))
+        with contextlib.closing(workers), pytest.raises(RestartError):
+            Conductor(Settings(), How(), workers, began_s=0.0)._start(job)
+        return {len(m.encode(one)) for one in told[-2:]}
+
+    few, many = begun(2, 1), begun(200, 1000)
+    assert max(many) - min(few) < 2000, "but for the list of caps"
+    assert [one.host for one in told[-1].seen] == ["here"]
+    assert {case.mode for case in told[-1].cases} == {"single", "ddp"}
 
 
 def test_a_command_reads_its_own_reply_and_no_other():
