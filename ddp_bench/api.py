@@ -17,12 +17,7 @@ import pandas as pd
 
 from ddp_bench.bench.common.text import to_json
 from ddp_bench.bench.common.values import fraction, named
-from ddp_bench.bench.findings.findings import summary_of
-from ddp_bench.bench.gate.compare import compare as gate_of
-from ddp_bench.bench.gate.decide import Policy
 from ddp_bench.bench.gate.main import DEFAULT_THRESHOLD
-from ddp_bench.bench.gate.output import as_json
-from ddp_bench.bench.gate.runs import read_run
 from ddp_bench.bench.results import store
 from ddp_bench.bench.results.case_columns import GATED, units_of
 
@@ -43,6 +38,8 @@ class Run(store.RunData):
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The run as `bench.run --json` prints it: answers, findings, cautions, timing, cases."""
+        from ddp_bench.bench.findings.findings import summary_of  # takes longer to import than a run to load
+
         whole = summary_of(self)
         return cast("dict[str, Any]", json.loads(to_json(whole)))
 
@@ -77,6 +74,11 @@ def compare(
 
     Raises UsageError for what is no run, NotComparableError where no case is in both.
     """
+    from ddp_bench.bench.gate.compare import compare as gate_of
+    from ddp_bench.bench.gate.decide import Policy
+    from ddp_bench.bench.gate.output import as_json
+    from ddp_bench.bench.gate.runs import read_run
+
     if not isinstance(threshold, str):
         threshold = f"{threshold:.15f}".rstrip("0").rstrip(".")  # 1e-05 is no option's number
     share = named("threshold", fraction, threshold)

@@ -6,7 +6,7 @@ import math
 import shlex
 from collections.abc import Sequence
 
-from scipy.special import chdtri
+import scipy
 
 from ..common.cli import command
 from ..common.text import visible
@@ -148,7 +148,7 @@ def _launches_for(one: Change, launches: int, errors: EndErrors) -> int:
     freedom = launches - 1 if launches > 1 else math.inf
     scatter = one.error * math.sqrt(max(launches, 1))
     if math.isfinite(freedom):
-        scatter *= math.sqrt(freedom / chdtri(freedom, SURE))
+        scatter *= math.sqrt(freedom / scipy.special.chdtri(freedom, SURE))
     for wanted in range(max(launches + 1, DEFAULT_LAUNCHES[0]), MOST_LAUNCHES + 1):
         if Estimate(0.0, scatter / math.sqrt(wanted), wanted - 1).between(error, error).high <= reach:
             return wanted

@@ -20,8 +20,8 @@ from .disk import MOST_LINE, open_regular
 _COMMON: Mapping[str, Any] = {"case_id": "", "phase": "", "round": 0, "launch": 1, "started_s": 0.0}
 """Columns in which the ranks of a block agree, and what an empty cell means."""
 
-_TEXTS = ("steps_ms", "detail")
-_OF_RANKS = ("rank", "num_steps", "block_ms", "host", *_TEXTS)
+_TEXTS = ("host", "steps_ms", "detail")
+_OF_RANKS = ("rank", "num_steps", "block_ms", *_TEXTS)
 
 _PIECE_ROWS = 50_000
 """Rows that are held as Python's objects at a time."""
@@ -42,6 +42,7 @@ class Block(NamedTuple):
     num_steps: Sequence[int]
     block_ms: Sequence[float]
     hosts: Sequence[str | None]
+    """Empty, as what follows, where texts were not asked for."""
     steps_ms: Sequence[Any]
     """Durations of the steps, or their text."""
     details: Sequence[Any]
@@ -71,7 +72,7 @@ def starts_of(numbers: Numbers) -> npt.NDArray[np.intp]:
 def blocks_of(frame: pd.DataFrame, *, in_order: bool = False, with_texts: bool = True) -> Iterator[Block]:
     """Make the blocks of a blocks.csv, by case, phase and round, or `in_order` of their rows.
 
-    Single steps and details, which take most of the time, only `with_texts`.
+    Hosts, single steps and details, which take most of the time, only `with_texts`.
     """
     numbers = block_numbers(frame)
     order = np.arange(len(frame)) if in_order else np.argsort(numbers, kind="stable")
@@ -79,9 +80,10 @@ def blocks_of(frame: pd.DataFrame, *, in_order: bool = False, with_texts: bool =
     common = (frame[name].iloc[order[starts]].fillna(usual).tolist() for name, usual in _COMMON.items())
     columns = [
         frame[name].astype(object).where(frame[name].notna(), None).to_numpy()
-        if name in ("host", *_TEXTS)
+        if name in _TEXTS
         else frame[name].to_numpy()
-        for name in (_OF_RANKS if with_texts else _OF_RANKS[:-2])
+        for name in _OF_RANKS
+        if with_texts or name not in _TEXTS
     ]
     begun = held = 0
     for (start, end), told in zip(
@@ -90,7 +92,7 @@ def blocks_of(frame: pd.DataFrame, *, in_order: bool = False, with_texts: bool =
         if end > held:
             begun, held = start, max(start + _PIECE_ROWS, end)
             cells = [column[order[begun:held]].tolist() for column in columns]
-            cells += [[None] * len(cells[0])] * (len(_OF_RANKS) - len(cells))
+            cells += [[]] * (len(_OF_RANKS) - len(cells))
         yield Block(*told, *(column[start - begun : end - begun] for column in cells))
 
 

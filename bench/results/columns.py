@@ -270,7 +270,7 @@ OTHER_FILES = {
 }
 """Beside cases.csv."""
 
-_DTYPES: dict[str, Any] = {"text": "string", "int": "Int64", "bool": "boolean"}
+DTYPES: dict[str, Any] = {"text": "string[python]", "int": "Int64", "bool": "boolean"}
 
 
 def typed_frame(rows: Iterable[Mapping[str, Any]], columns: tuple[Column, ...]) -> pd.DataFrame:
@@ -281,7 +281,7 @@ def typed_frame(rows: Iterable[Mapping[str, Any]], columns: tuple[Column, ...]) 
     def typed(values: list[Any], kind: str) -> Any:
         if kind == "float":
             return np.array(values, dtype=np.float64)
-        return pd.array(values, dtype=_DTYPES[kind])
+        return pd.array(values, dtype=DTYPES[kind])
 
     rows = list(rows)
     return pd.DataFrame({c.name: typed([row.get(c.name) for row in rows], c.kind) for c in columns})

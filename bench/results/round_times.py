@@ -66,7 +66,8 @@ class CaseTimes:
         self.step_ms.setdefault(phase, {})[round_index] = max(per_step)
         if phase == "no_sync":
             # Where no rank waits for another, but in a watched script's own collectives.
-            own_ms = [ms - float(told.get(WAITED, 0.0)) for ms, told in zip(per_step, details, strict=True)]
+            waited = [float(told.get(WAITED, 0.0)) for told in details] or [0.0] * len(per_step)
+            own_ms = [ms - others for ms, others in zip(per_step, waited, strict=True)]
             slowest = max(own_ms)
             self.details.setdefault("rank_skew_ms", {})[round_index] = slowest - min(own_ms)
             self.slowest[block.ranks[own_ms.index(slowest)]] += 1

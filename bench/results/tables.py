@@ -23,7 +23,7 @@ import pandas as pd
 from ..common.errors import UsageError
 from ..common.text import csv_cell, csv_text
 from .blocks import Block, block_numbers, blocks_of, starts_of
-from .columns import BLOCKS, LEAST, Column, typed_frame
+from .columns import BLOCKS, DTYPES, LEAST, Column, typed_frame
 from .disk import MOST_CSV_BYTES, MOST_LINE, MOST_TABLE_BYTES, open_text
 
 _PIECE_BYTES, _PIECE_ROWS = MOST_LINE, 50_000
@@ -130,17 +130,23 @@ def _whole_lines(file: BinaryIO) -> bytes:
     return content[:end]
 
 
-_BETWEEN = (b",", b"\n")
-_AS_READ: dict[str, Any] = {"text": "string", "float": object}
+_BETWEEN = {b"", b",,", b",\n", b"\n,", b"\n\n"}
+"""First and last byte outside of quotes; nothing at all is within a cell, a quote that stands twice."""
+
+_AS_READ: Mapping[str, Any] = {"text": object, "float": np.float64}
+
+# Numbers to the last digit, as Python reads them: since 3.1 pandas does so by itself.
+_EXACT: Mapping[str, Any] = (
+    {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
+)
 
 
 def _unquoted(content: bytes) -> bytes | None:
     """Whole lines without their quoted cells; None where a quote is not where a writer of tables puts it."""
     if b'"' not in content:
         return content
-    # Of a quote within a quoted cell the second follows at once: what is left begins and ends a cell.
-    outside = (b"\n" + content.replace(b'""', b"\0")).split(b'"')[::2]
-    is_odd = any(part[:1] not in _BETWEEN or part[-1:] not in _BETWEEN or b"\0" in part for part in outside)
+    outside = (b"\n" + content).split(b'"')[::2]
+    is_odd = content.count(b'"') % 2 or not {part[:1] + part[-1:] for part in outside} <= _BETWEEN
     return None if is_odd else b"".join(outside)[1:]
 
 
@@ -149,10 +155,9 @@ def _by_columns(content: bytes, header: Sequence[str], columns: Sequence[Column]
     plain = _unquoted(content) if b"\r" not in content and b"\0" not in content else None
     if plain is None:
         return None
-    symbols = np.frombuffer(plain, np.uint8)
-    ends = symbols[(symbols == ord(",")) | (symbols == ord("\n"))]
-    of_a_line = np.frombuffer(b"," * (len(header) - 1) + b"\n", np.uint8)
-    if len(ends) % len(header) or not (ends.reshape(-1, len(header)) == of_a_line).all():
+    # pandas refuses a line with more cells than the one before, and takes one with fewer.
+    num_commas, first = len(header) - 1, plain[: plain.index(b"\n")]
+    if first.count(b",") != num_commas or plain.count(b",") != num_commas * plain.count(b"\n"):
         return None
     place = {column.name: str(header.index(column.name)) for column in columns if column.name in header}
     kinds = {place[c.name]: c.kind for c in columns if c.name in place}
@@ -171,6 +176,7 @@ def _by_columns(content: bytes, header: Sequence[str], columns: Sequence[Column]
             skip_blank_lines=False,
             low_memory=False,
             encoding="utf-8",
+            **_EXACT,
         )
         made = {c.name: _checked(found.pop(place[c.name]), c, content) for c in columns if c.name in place}
     except ValueError:
@@ -181,25 +187,23 @@ def _by_columns(content: bytes, header: Sequence[str], columns: Sequence[Column]
 
 def _checked(cells: pd.Series[Any], column: Column, content: bytes) -> Any:
     """The cells of a column with its type. Raises ValueError for any that it does not allow, or may not."""
-    missing = cells.isna().to_numpy()
-    if column.needed and missing.any():
-        raise ValueError
+    has_missing = (column.needed or column.kind != "text") and cells.hasnans
     if column.kind == "text":
         if b"\\" in content or b"'" in content:
             cells = cells.map(csv_text, na_action="ignore")
-        if column.among and not set(cells[~missing].unique()) <= {*column.among}:
-            raise ValueError
-        return cells.astype("string").array
-    if column.kind == "float":  # as Python reads them: pandas may be off by the last bit
-        values = np.fromiter(map(float, cells.tolist()), np.float64, len(cells))
-    elif cells.dtype.kind not in "if":
-        raise ValueError
+        refused = column.among and not {*cells.dropna().unique()} <= {*column.among}
     else:
-        values = cells.to_numpy(np.float64)
-    allowed = (values > column.above) & (values <= column.most) & ((values == 0) | (abs(values) >= LEAST))
-    if not (allowed | missing).all() or (column.kind == "int" and (values % 1 > 0).any()):
+        values = (cells.dropna() if has_missing else cells).to_numpy()
+        refused = values.dtype.kind not in "if" or (has_missing and b"nan" in content.lower())
+        if not refused and len(values):
+            refused = values.min() <= column.above or values.max() > column.most
+        if not refused and values.dtype.kind == "f":
+            refused = ((abs(values) < LEAST) & (values != 0)).any()
+            refused = refused or (column.kind == "int" and (values % 1 > 0).any())
+    if refused or (column.needed and has_missing):
         raise ValueError
-    return values if column.kind == "float" else cells.astype("Int64").array
+    found = cells.to_numpy()
+    return found if column.kind == "float" else pd.array(found, dtype=DTYPES[column.kind])
 
 
 def _rows(
@@ -254,11 +258,27 @@ def csv_bytes(lines: Iterable[Iterable[str]]) -> bytes:
 
 def table_bytes(rows: pd.DataFrame) -> bytes:
     """The content of a table's file, of a frame."""
-    # Few of the texts and whole numbers of a column differ.
-    texts = {str(n): csv_value if rows[n].dtype.kind == "f" else lru_cache(1000)(csv_value) for n in rows}
-    pieces = (rows.iloc[at : at + _PIECE_ROWS] for at in range(0, len(rows), _PIECE_ROWS))
-    lines = (zip(*(map(of, piece[n].tolist()) for n, of in texts.items()), strict=True) for piece in pieces)
-    return b"".join([csv_bytes([texts]), *map(csv_bytes, lines)])
+    content = io.BytesIO(csv_bytes([map(str, rows)]))
+    content.seek(0, os.SEEK_END)
+    for at in range(0, len(rows), _PIECE_ROWS):
+        piece = rows.iloc[at : at + _PIECE_ROWS]
+        lines = map(",".join, zip(*(_cells(piece[name]) for name in piece), strict=True))
+        content.write("\n".join([*lines, ""]).encode())
+    return content.getvalue()
+
+
+def _cells(column: Any) -> list[str]:
+    """The cells of a column as `csv_bytes` writes them."""
+    if column.dtype.kind == "f":
+        return ["" if x != x else f"{x:.12g}" for x in column.tolist()]  # noqa: PLR0124 - only NaN differs so
+    codes, values = pd.factorize(column)  # few of the texts and whole numbers differ
+    cells = [_quoted(cell) if "," in cell or '"' in cell else cell for cell in map(csv_value, values)]
+    found: list[str] = np.array([*cells, ""], object)[codes].tolist()
+    return found
+
+
+def _quoted(cell: str) -> str:
+    return '"{}"'.format(cell.replace('"', '""'))
 
 
 def as_written(rows: pd.DataFrame) -> pd.DataFrame:

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from .interval import SIGMA_OF_MAD, Estimate, Figures, Interval
 
@@ -87,6 +85,9 @@ def fit(step_ms: Array) -> TwoWayFit:
     Columns that share no round, also through others, cannot be compared: the largest group that is connected
     is fitted, and others are as without a visit.
     """
+    from scipy.sparse import coo_array  # takes half a second, and not all who load a run fit
+    from scipy.sparse.csgraph import connected_components
+
     x, num_columns = np.log(step_ms), step_ms.shape[1]
     seen = np.isfinite(x)
     rounds, columns = np.nonzero(seen)
