@@ -85,12 +85,8 @@ def read_blocks(path: Path, *, grows: bool = True) -> Iterator[Block]:
 
 def _joined(pieces: Iterable[pd.DataFrame], columns: tuple[Column, ...]) -> pd.DataFrame:
     """One frame of several, column by column: all at once would take their memory twice."""
-    parts = list(pieces) or [typed_frame([], columns)]
-    found = {}
-    for name in [*parts[0]]:
-        found[name] = pd.concat([part[name] for part in parts], ignore_index=True)
-        for part in parts:
-            del part[name]
+    parts = [dict(piece.items()) for piece in pieces] or [dict(typed_frame([], columns).items())]
+    found = {name: pd.concat([part.pop(name) for part in parts], ignore_index=True) for name in [*parts[0]]}
     return pd.DataFrame(found, copy=False)
 
 
@@ -159,18 +155,17 @@ def _by_columns(content: bytes, header: Sequence[str], columns: Sequence[Column]
     num_commas, first = len(header) - 1, plain[: plain.index(b"\n")]
     if first.count(b",") != num_commas or plain.count(b",") != num_commas * plain.count(b"\n"):
         return None
-    place = {column.name: str(header.index(column.name)) for column in columns if column.name in header}
-    kinds = {place[c.name]: c.kind for c in columns if c.name in place}
-    if "bool" in kinds.values():
+    here = [column for column in columns if column.name in header]
+    place = {column.name: str(header.index(column.name)) for column in here}
+    if any(column.kind == "bool" for column in here):
         return None
-    types: dict[str, Any] = {at: _AS_READ[kind] for at, kind in kinds.items() if kind != "int"}
     try:
         found = pd.read_csv(
             io.BytesIO(content),
             header=None,
             names=[*map(str, range(len(header)))],
             index_col=False,
-            dtype=types,
+            dtype={place[c.name]: _AS_READ[c.kind] for c in here if c.kind in _AS_READ},
             na_values=[""],
             keep_default_na=False,
             skip_blank_lines=False,
@@ -178,15 +173,16 @@ def _by_columns(content: bytes, header: Sequence[str], columns: Sequence[Column]
             encoding="utf-8",
             **_EXACT,
         )
-        made = {c.name: _checked(found.pop(place[c.name]), c, content) for c in columns if c.name in place}
+        made: dict[Any, Any] = {c.name: _checked(found[place[c.name]], c, content) for c in here}
     except ValueError:
         return None
-    absent = typed_frame([{}] * len(found), tuple(c for c in columns if c.name not in place))
-    return pd.DataFrame({c.name: made[c.name] if c.name in made else absent[c.name] for c in columns})
+    made |= typed_frame([{}] * len(found), tuple(c for c in columns if c.name not in place)).items()
+    return pd.DataFrame({column.name: made[column.name] for column in columns}, copy=False)
 
 
 def _checked(cells: pd.Series[Any], column: Column, content: bytes) -> Any:
     """The cells of a column with its type. Raises ValueError for any that it does not allow, or may not."""
+    refused: Any
     has_missing = (column.needed or column.kind != "text") and cells.hasnans
     if column.kind == "text":
         if b"\\" in content or b"'" in content:

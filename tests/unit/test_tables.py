@@ -1,8 +1,11 @@
 """Tables of a run: cut at any byte, beyond limits, of other types; times by round, and of what trains on."""
 
+import csv
+import io
 import json
 import math
 import random
+from decimal import Decimal
 
 import made
 import numpy as np
@@ -195,6 +198,9 @@ ODD_LINES = [
     *("a,timed,1,0,1,0,NA,1,2,5,None,null", "a,timed,1,0,1,0,h\r,1,2,5,,", "a,timed,1,0,1,0,h,1,2,5,,\r"),
     *("a,timed,1,0,1,0,h\0,1,2,5,,", "a,timed,1,0,1,0,h\x0c,1,2,5,,", ",timed,1,0,1,0,h,1,2,5,,"),
     *("a,timed,1,0,1,0,h,1,2,0.1234567890123456789,,", "a,timed,9007199254740993,0,1,0,h,1,2,5,,"),
+    *(f"{USUAL},\n{USUAL[:-1]}", f"{USUAL[:-1]}\n{USUAL},", f"{USUAL},x,y\n{USUAL[:-1]}\n{USUAL[:-1]}"),
+    *('a,timed,1,0,1,0,"""",1,2,5,,', 'a,timed,1,0,1,0,"""h""",1,2,5,,""', '"a""",timed,1,0,1,0,h,1,2,5,,'),
+    *('"a,timed,1,0,1,0,""h,1,2,5,,', 'a,timed,1,0,1,0,"h"",1,2,5,,', 'a,timed,1,0,1,0,"h"""i,1,2,5,,"'),
 ]
 DAMAGE = [b"", b",", b'"', b"\n", b"x", b"1", b" ", b"\xff"]
 
@@ -209,11 +215,54 @@ def outcome(path):
 
 @pytest.mark.parametrize("line", ODD_LINES)
 def test_columns_are_read_as_cells_are(line, tmp_path, monkeypatch):
-    path = tmp_path / "blocks.csv"
-    path.write_bytes("\n".join([HEADER, USUAL, line, USUAL, ""]).encode())
-    by_columns = outcome(path)
+    paths = [tmp_path / name for name in ("first", "second")]
+    for path, before in zip(paths, ([], [USUAL]), strict=True):
+        path.write_bytes("\n".join([HEADER, *before, line, USUAL, ""]).encode())
+    by_columns = [*map(outcome, paths)]
     monkeypatch.setattr(tables, "_by_columns", lambda *_: None)
-    assert by_columns == outcome(path)
+    assert by_columns == [*map(outcome, paths)]
+
+
+def test_a_number_is_read_to_the_last_digit(tmp_path):
+    """Halfway between two numbers, and beside that, each digit counts."""
+    draw, texts = random.Random(1), []
+    for _ in range(2000):
+        number = 10.0 ** draw.uniform(-14, 14)
+        halfway = (Decimal(number) + Decimal(math.nextafter(number, math.inf))) / 2
+        texts += [f"{number:.12g}", repr(number), f"{number:.30e}", f"{halfway:f}", f"{halfway:f}1"]
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["s", *texts, ""]))
+    assert tables.read_table(path, (SHARE,))["s"].tolist() == [*map(float, texts)]
+
+
+def test_a_table_is_written_as_the_csv_module_writes_it():
+    words = [
+        "",
+        "a",
+        "a,b",
+        'a"b',
+        '"',
+        ",",
+        "a\nb",
+        "=1",
+        "-1",
+        " a",
+        "é",
+        "'",
+        "\\",
+        pd.NA,
+        '{"a": [1, 2]}',
+    ]
+    numbers = [*range(len(words) - 1), pd.NA]
+    shares = [0.0, -0.0, math.nan, 1 / 3, 1e15, 1e-15, 2.5, *map(float, range(len(words) - 7))]
+    truths = [True, False, pd.NA] * (len(words) // 3)
+    kinds = {"w": ("text", words), "n": ("int", numbers), "s": ("float", shares), "b": ("bool", truths)}
+    columns = tuple(Column(name, kind, "") for name, (kind, _) in kinds.items())
+    rows = [*zip(words, numbers, shares, truths, strict=True)]
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows([[*kinds], *(map(tables.csv_value, row) for row in rows)])
+    frame = typed_frame([dict(zip(kinds, row, strict=True)) for row in rows], columns)
+    assert tables.table_bytes(frame) == text.getvalue().encode()
 
 
 @pytest.mark.parametrize("seeds", [(1,), *in_campaign(range(2, 50))])
