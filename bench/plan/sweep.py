@@ -295,12 +295,6 @@ def world_size(plan: Sequence[Planned]) -> int:
     return max((p.case.num_ranks for p in plan if not p.skip_reason), default=1)
 
 
-def one_of_each(plan: Sequence[Planned]) -> tuple[Case, ...]:
-    """Choose of each mode, number of devices and backend one case that runs."""
-    run = [p.case for p in plan if not p.skip_reason]
-    return tuple({(case.mode, case.num_devices, case.backend): case for case in run}.values())
-
-
 def plan_hash(plan: Sequence[Planned]) -> str:
     """Identifies the sweep: equal for equal cases in equal order."""
     return hashlib.sha256("\n".join(p.case.case_id for p in plan).encode()).hexdigest()[:12]

@@ -73,14 +73,13 @@ def load_blocks(path: Path, num_ranks: Mapping[str, int], *, grows: bool) -> pd.
 
 def read_blocks(path: Path, *, grows: bool = True) -> Iterator[Block]:
     """Read the blocks of a blocks.csv, which may still be one that `grows`, in the order of its rows."""
-    rest: list[pd.DataFrame] = []
+    rest = typed_frame([], BLOCKS)
     for piece in _pieces(path, BLOCKS, most_bytes=MOST_CSV_BYTES, grows=grows):
-        rows = _joined([*rest, piece], BLOCKS)
+        rows = _joined([rest, piece], BLOCKS)
         last = starts_of(block_numbers(rows))[-1]  # of it more rows may follow
         yield from blocks_of(rows.iloc[:last], in_order=True)
-        rest = [rows.iloc[last:]]
-    for rows in rest:
-        yield from blocks_of(rows, in_order=True)
+        rest = rows.iloc[last:]
+    yield from blocks_of(rest, in_order=True)
 
 
 def _joined(pieces: Iterable[pd.DataFrame], columns: tuple[Column, ...]) -> pd.DataFrame:
@@ -131,10 +130,9 @@ _BETWEEN = {b"", b",,", b",\n", b"\n,", b"\n\n"}
 
 _AS_READ: Mapping[str, Any] = {"text": object, "float": np.float64}
 
-# Numbers to the last digit, as Python reads them: since 3.1 pandas does so by itself.
-_EXACT: Mapping[str, Any] = (
-    {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
-)
+_BY_DEFAULT = tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1)
+_EXACT: Mapping[str, Any] = {} if _BY_DEFAULT else {"float_precision": "round_trip"}
+"""Has pandas read numbers to the last digit, as Python does."""
 
 
 def _unquoted(content: bytes) -> bytes | None:
@@ -148,17 +146,15 @@ def _unquoted(content: bytes) -> bytes | None:
 
 def _by_columns(content: bytes, header: Sequence[str], columns: Sequence[Column]) -> pd.DataFrame | None:
     """Read whole lines by columns; None where each cell has to be looked at, if only to say what is wrong."""
-    plain = _unquoted(content) if b"\r" not in content and b"\0" not in content else None
-    if plain is None:
+    here = [column for column in columns if column.name in header]
+    is_usual = not (b"\r" in content or b"\0" in content or any(column.kind == "bool" for column in here))
+    if not is_usual or (plain := _unquoted(content)) is None:
         return None
     # pandas refuses a line with more cells than the one before, and takes one with fewer.
     num_commas, first = len(header) - 1, plain[: plain.index(b"\n")]
     if first.count(b",") != num_commas or plain.count(b",") != num_commas * plain.count(b"\n"):
         return None
-    here = [column for column in columns if column.name in header]
     place = {column.name: str(header.index(column.name)) for column in here}
-    if any(column.kind == "bool" for column in here):
-        return None
     try:
         found = pd.read_csv(
             io.BytesIO(content),
@@ -188,14 +184,14 @@ def _checked(cells: pd.Series[Any], column: Column, content: bytes) -> Any:
         if b"\\" in content or b"'" in content:
             cells = cells.map(csv_text, na_action="ignore")
         refused = column.among and not {*cells.dropna().unique()} <= {*column.among}
+    elif cells.dtype.kind not in "if" or (has_missing and b"nan" in content.lower()):
+        raise ValueError
     else:
-        values = (cells.dropna() if has_missing else cells).to_numpy()
-        refused = values.dtype.kind not in "if" or (has_missing and b"nan" in content.lower())
-        if not refused and len(values):
-            refused = values.min() <= column.above or values.max() > column.most
-        if not refused and values.dtype.kind == "f":
-            refused = ((abs(values) < LEAST) & (values != 0)).any()
-            refused = refused or (column.kind == "int" and (values % 1 > 0).any())
+        values = cells.dropna().to_numpy() if has_missing else cells.to_numpy()
+        refused = ((values <= column.above) | (values > column.most)).any()
+        if values.dtype.kind == "f":
+            refused |= ((abs(values) < LEAST) & (values != 0)).any()
+            refused |= column.kind == "int" and (values != np.floor(values)).any()
     if refused or (column.needed and has_missing):
         raise ValueError
     found = cells.to_numpy()
@@ -268,13 +264,10 @@ def _cells(column: Any) -> list[str]:
     if column.dtype.kind == "f":
         return ["" if x != x else f"{x:.12g}" for x in column.tolist()]  # noqa: PLR0124 - only NaN differs so
     codes, values = pd.factorize(column)  # few of the texts and whole numbers differ
-    cells = [_quoted(cell) if "," in cell or '"' in cell else cell for cell in map(csv_value, values)]
+    cells = map(csv_value, values)
+    cells = ('"' + c.replace('"', '""') + '"' if "," in c or '"' in c else c for c in cells)
     found: list[str] = np.array([*cells, ""], object)[codes].tolist()
     return found
-
-
-def _quoted(cell: str) -> str:
-    return '"{}"'.format(cell.replace('"', '""'))
 
 
 def as_written(rows: pd.DataFrame) -> pd.DataFrame:

@@ -109,7 +109,9 @@ class Conductor:
         workers = self._workers
         workers.open()
         workers.grow(plan.world_size(job.plan))
-        begun = begin_ranks(workers, job, plan.one_of_each(job.plan), len(workers))
+        run = [p.case for p in job.plan if p.skip_reason is None]
+        kinds = {(case.mode, case.num_devices, case.backend): case for case in run}
+        begun = begin_ranks(workers, job, [*kinds.values()], len(workers))
         check_alike(begun)
         return begun
 
