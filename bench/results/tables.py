@@ -264,8 +264,8 @@ def _cells(column: Any) -> list[str]:
     if column.dtype.kind == "f":
         return ["" if x != x else f"{x:.12g}" for x in column.tolist()]  # noqa: PLR0124 - only NaN differs so
     codes, values = pd.factorize(column)  # few of the texts and whole numbers differ
-    cells = map(csv_value, values)
-    cells = ('"' + c.replace('"', '""') + '"' if "," in c or '"' in c else c for c in cells)
+    texts = map(csv_value, values)
+    cells = ('"' + text.replace('"', '""') + '"' if "," in text or '"' in text else text for text in texts)
     found: list[str] = np.array([*cells, ""], object)[codes].tolist()
     return found
 
