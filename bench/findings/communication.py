@@ -15,7 +15,7 @@ from ..stats.interval import Interval
 from .verdicts import COMMUNICATION, MIN_SHARE, RESOLVED, TOO_FEW_ROUNDS, Saving, Verdict
 from .wording import hidden_share, place
 
-EXPOSED, ALL_REDUCE = "communication that is not overlapped", "all-reduce that is not overlapped"
+EXPOSED, ALL_REDUCE = "exposed communication", "all-reduce that is not overlapped"
 CONTENTION, BUFFERS = "contention and waiting during communication", "DDP's broadcast of buffers"
 COPIES, OWN_WORK = "copying gradients into buckets and back", "DDP's own overhead on one device"
 RANKS, DATA = "waiting for the slowest rank", "data loading"
@@ -76,18 +76,16 @@ def explain_step(step: StepParts) -> Step:
     """
     exposed, alone = step.exposed, step.alone
     is_resolved = bool(exposed and exposed.low > 0)
-    is_split = bool(is_resolved and alone)
     all_reduce, contention = exposed, None
-    if exposed and alone and is_split and alone.estimate < exposed.estimate:
+    if exposed and alone and is_resolved and alone.estimate < exposed.estimate:
         all_reduce, contention = alone, step.contention or exposed.less(alone)
     other = step.other
     if other is None:
         other = step.total
         for part in (*step.parts.values(), *([exposed] if exposed else [])):
             other = other.less(part)
-    sent = {"all-reduce" if is_split else "communication": all_reduce}
-    sums = {**step.parts, **sent, "contention and waiting": contention, "other": other}
-    sent_costs = {ALL_REDUCE if is_split else EXPOSED: all_reduce, CONTENTION: contention}
+    sums = {**step.parts, EXPOSED: exposed, "other": other}
+    sent_costs = {ALL_REDUCE if contention else EXPOSED: all_reduce, CONTENTION: contention}
     costs = {**(sent_costs if is_resolved else {}), **step.overheads}
     savings = [
         Saving(ms, what, REMEDIES[what])

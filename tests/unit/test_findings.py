@@ -32,6 +32,8 @@ from ddp_bench.bench.results.case_result import CaseResult, case_results
 from ddp_bench.bench.results.columns import typed_frame
 from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER, TOO_FEW, UNRESOLVED, pairs_of
 
+BF16 = case("ddp", 2, 250.0, case_id="bf16", comm_hook="bf16")
+
 
 def found(*cases, by=()):
     return {one.question: one for one in answer_questions(made_run(cases, by))}
@@ -126,6 +128,26 @@ def test_without_a_winner_it_says_what_the_caps_may_gain_at_most(first, second, 
     assert (verdict.answer, verdict.paste, verdict.faster_id) == (answer, "", "")
     assert verdict.sentence.startswith(BEGINS[answer])
     assert named in verdict.sentence
+
+
+@pytest.mark.parametrize("dp", [DP, None])
+@pytest.mark.parametrize(
+    ("setting", "ratio", "named"),
+    [
+        (CAP_1, (1.28, 1.34), True),
+        (CAP_1, (1.01, 1.03), False),
+        (CAP_1, (0.9, 1.1), False),
+        (BF16, (1.4, 1.5), False),
+    ],
+)
+def test_the_first_answer_names_the_cap_with_which_ddp_is_faster(dp, setting, ratio, named):
+    """It speaks of DDP's default; one that changes the training is told apart."""
+    rows = [SINGLE, DDP, setting, *([dp] if dp else [])]
+    by = (over(setting, DDP, *ratio), *([over(DDP, dp, 1.2, 1.3)] if dp else []))
+    first = answer_questions(made_run(rows, by))[0]
+    assert (first.question, first.answer) == (WRAPPER, FASTER)
+    assert first.sentence.count(" is 1.") == 1 + named
+    assert ("; cap 1 MiB is 1.31" in first.sentence) == named
 
 
 def test_one_known_cap_beside_an_unknown_one_is_named_by_itself():

@@ -114,8 +114,8 @@ def savings(made):
         most = (ddp.exposed_comm_ms if one.what in OF_EXPOSED else None) or ddp.step_ms
         if one.ms.estimate > most.estimate * (1 + 1e-9):
             yield f"{one.sentence} of {most}"
-        part = {communication.ALL_REDUCE: "all-reduce", communication.CONTENTION: "contention and waiting"}
-        if (name := part.get(one.what)) in parts and one.ms.estimate > 1.01 * parts[name] + 1:
+        exposed = parts.get(communication.EXPOSED) if one.what in OF_EXPOSED else None
+        if exposed is not None and one.ms.estimate > 1.01 * exposed + 1:
             yield f"{one.sentence} of {parts}"
     following = made.page.following.why if made.page.following else ""
     least = re.search(rf"at most ({NUMBER})", following)
