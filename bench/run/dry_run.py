@@ -15,10 +15,11 @@ from ..findings.wording import devices, samples_noun, workload_parts
 from ..plan import sweep as plan
 from ..plan.settings import AXES, as_text
 from ..results.case_result import CaseResult
+from ..stats.fit import MIN_ROUNDS
 from ..worker import messages as m
 from .begin import Job, begin_ranks
 from .failures import START_LIMIT_S
-from .schedule import round_order
+from .schedule import INSTRUMENTED, SHARES, passes_of, round_order
 from .stop_rule import estimate_s
 from .workers import Workers
 
@@ -33,7 +34,7 @@ def show_plan(workers: Workers, job: Job, *, as_json: bool = False) -> None:
     """Print every case, why it is skipped, the order of the first round and the expected time.
 
     Of many cases the first and last, and what varies. As JSON, for a program: all cases to measure, those
-    skipped and why, the versions, and the seconds expected.
+    skipped and why, the versions, the seconds expected, and the range of rounds.
     """
     # Eager: a plan should not take the minutes of a compiler, nor need one.
     eager = replace(job.plan[0].case, compile="off")
@@ -43,7 +44,12 @@ def show_plan(workers: Workers, job: Job, *, as_json: bool = False) -> None:
     runnable = [p for p in job.plan if p.skip_reason is None]
     step_s, of_single = median(steps_ms) / 1000, job.plan[0].case
     batch = of_single.global_batch
-    preparing_s, rounds_s = estimate_s(job.plan, step_s=step_s, single_batch=batch, settings=job.settings)
+    preparing_s, rounds_s, most = estimate_s(
+        job.plan, step_s=step_s, single_batch=batch, settings=job.settings
+    )
+    kinds = {phase for p in runnable for phase in passes_of(p.case, job.settings)}
+    passes = {"instrumented" if phase in INSTRUMENTED else phase for phase in kinds}
+    least = job.settings.rounds or max(int(most * (1 - sum(SHARES[kind] for kind in passes))), 1)
     if as_json:
         skipped = {p.case.case_id: p.skip_reason for p in job.plan if p.skip_reason is not None}
         found = {
@@ -52,6 +58,7 @@ def show_plan(workers: Workers, job: Job, *, as_json: bool = False) -> None:
             "versions": job.inspected.versions,
             "startup_s": preparing_s,
             "rounds_s": rounds_s,
+            "rounds": [least, most],
         }
         print(to_json(found))
         return
@@ -70,9 +77,11 @@ def show_plan(workers: Workers, job: Job, *, as_json: bool = False) -> None:
         f"single takes {step_s * 1000:.0f} ms here (probe of {len(steps_ms)} steps)."
     )
     limit = "" if job.settings.max_time is None else f", limit {format_s(job.settings.max_time)}"
+    few = f"; intervals take {MIN_ROUNDS}" if least < MIN_ROUNDS else ""
+    num = " to ".join(dict.fromkeys((f"{least:,d}", f"{most:,d}")))
     print(
         f"Expected time: about {format_s(preparing_s)} of start-up, to prove and warm up every case, and "
-        f"{format_s(rounds_s)} of rounds{limit}."
+        f"{format_s(rounds_s)} of rounds{limit}: about {num} rounds, fewer where communication is slow{few}."
     )
 
 

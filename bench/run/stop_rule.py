@@ -44,8 +44,10 @@ COMPILING_S = {"cpu": 15.0, "cuda": 25.0}
 
 def estimate_s(
     plan: Sequence[Planned], *, step_s: float, single_batch: int, settings: ResolvedSettings
-) -> tuple[float, float]:
-    """Expect seconds of preparing the cases, and of rounds, from one measured step of `single_batch` samples.
+) -> tuple[float, float, int]:
+    """Expect seconds of preparing the cases and of rounds, and the number of rounds, at most.
+
+    Source is one measured step of `single_batch` samples.
 
     The step is of one device. Ranks that share a device are taken to run one after the other, and
     communication is not counted: lower bounds. Rounds are cut off at the time limit.
@@ -64,8 +66,8 @@ def estimate_s(
     per_round = sum(settings.steps_per_block(own_s) * own_s for own_s in steps_s)
     limit = math.inf if settings.max_time is None else settings.max_time
     wanted = math.inf if settings.rounds is None else settings.rounds * per_round
-    # The first round is always finished.
-    return prepared, max(per_round, min(wanted, limit))
+    rounds_s = max(per_round, min(wanted, limit))  # the first round is always finished
+    return prepared, rounds_s, int(rounds_s / per_round + 1e-9)
 
 
 FIRST_LOOK = 10

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import shlex
 import shutil
 import sys
@@ -180,7 +181,11 @@ def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path, capsys):
     assert " px, 8 images per device, weak scaling, fp32:" in text.splitlines()[0]
     assert "skipped: DataParallel on one device is the plain module" in text
     assert "place 1 in round 1" in text
-    assert "Expected time: about" in text
+    (expected,) = re.findall(
+        r"Expected time: about .* of rounds, limit .*: about ([\d,]+) to ([\d,]+) rounds", text
+    )
+    least, most = (int(count.replace(",", "")) for count in expected)
+    assert 1 <= least < most, "passes take up to a quarter of the time"
     assert not out.exists()
 
 
@@ -200,6 +205,7 @@ def test_dry_run_of_many_cases_prints_a_summary_and_lists_all_as_json(capsys):
     assert lines[-1].startswith("Expected time: about")
     assert main([*arguments, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
+    assert 1 <= found["rounds"][0] <= found["rounds"][1]
     assert len(found["cases"]) == 63
     assert [*found["skipped"].values()] == ["DataParallel on one device is the plain module; see single"]
     assert {*named} - {"…"} < {*found["cases"], *found["skipped"]}

@@ -237,23 +237,24 @@ def test_rounds_are_permutations_and_differ():
 
 
 @pytest.mark.parametrize(
-    ("gpus", "accumulate", "asked", "step_s", "expected_s"),
+    ("gpus", "accumulate", "asked", "step_s", "expected_s", "num_rounds"),
     [
         # single and DDP, whose step on 4 shared cores takes 4; 10 rounds of both
-        (4, 1, {"rounds": 10}, 1.0, 50.0),
-        (4, 1, {"max_time": 40.0}, 1.0, 40.0),
+        (4, 1, {"rounds": 10}, 1.0, 50.0, 10),
+        (4, 1, {"max_time": 40.0}, 1.0, 40.0, 8),
         # on two cores of their own: a step each, 3 a round; the first round is always finished
-        (2, 1, {"rounds": 4, "steps": 3}, 0.5, 4 * 3),
-        (2, 1, {"rounds": 4, "steps": 3, "max_time": 1.0}, 0.5, 3),
-        (2, 4, {"rounds": 4, "steps": 3}, 0.5, (1 + 4) * 4 * 1.5),
+        (2, 1, {"rounds": 4, "steps": 3}, 0.5, 4 * 3, 4),
+        (2, 1, {"rounds": 4, "steps": 3, "max_time": 1.0}, 0.5, 3, 1),
+        (2, 4, {"rounds": 4, "steps": 3}, 0.5, (1 + 4) * 4 * 1.5, 4),
     ],
 )
-def test_the_estimate_is_of_the_rounds_or_the_limit(gpus, accumulate, asked, step_s, expected_s):
+def test_the_estimate_is_of_the_rounds_or_the_limit(gpus, accumulate, asked, step_s, expected_s, num_rounds):
     plan = make(gpus=(gpus,), modes=("ddp",), bucket_cap_mb=("default",), accumulate=(accumulate,))
     settings = resolved(**{"steps": 1, **asked})
-    prepared_s, rounds_s = estimate_s(plan, step_s=step_s, single_batch=16, settings=settings)
+    prepared_s, rounds_s, rounds = estimate_s(plan, step_s=step_s, single_batch=16, settings=settings)
     assert rounds_s == pytest.approx(expected_s), "what prepares the cases does not count against the limit"
-    other_s, _ = estimate_s(plan, step_s=2 * step_s, single_batch=16, settings=settings)
+    assert rounds == num_rounds
+    other_s, *_ = estimate_s(plan, step_s=2 * step_s, single_batch=16, settings=settings)
     assert prepared_s < other_s < 2 * prepared_s, "a step of each case, and a start that it always has"
 
 
@@ -274,7 +275,7 @@ def test_warm_ups_on_gpus_take_two_seconds_or_a_tenth_of_the_time_together():
         assert least_warmup_s(plan, settings) == pytest.approx(least_s)
         # a block of a second each, of 20 steps
         one_round = replace(settings, rounds=1)
-        prepared_s, rounds_s = estimate_s(plan, step_s=0.05, single_batch=32, settings=one_round)
+        prepared_s, rounds_s, _ = estimate_s(plan, step_s=0.05, single_batch=32, settings=one_round)
         assert prepared_s > 3 * least_s
         assert rounds_s == pytest.approx(3 * 1.0)
     assert least_warmup_s(plan, resolved(max_time=600.0)) == 0.0
