@@ -54,7 +54,7 @@ TABLES = {
     "Communication": (
         "Per step of every DDP case on several devices: several measures, as each leaves something out.",
         "comm_ms buffers_ms bus_gb_per_s exposed_comm_ms exposed_by hidden_pct overlap_trace_pct "
-        "overlap_window_pct compute_slowdown rank_skew_ms no_sync_step_ms",
+        "compute_slowdown rank_skew_ms no_sync_step_ms",
     ),
     "torch.compile": (
         "Compiled cases. Seconds are those that the first rank spent in the compiler, backward included: "

@@ -152,7 +152,7 @@ SPEED: tuple[Column, ...] = (
         "time in which both compute and communication run, over the time communication runs, per "
         "rank; unlike “Overlap” it counts compute that communication slows, and waiting for other ranks",
         ends=(0, 100),
-        shown="Overlap, trace =",
+        shown="Communication-computation overlap =",
     ),
     *with_ends(
         "overlap_window_pct",
