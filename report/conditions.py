@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from ..bench.common.cli import speaker
 from ..bench.common.numbers import about, count, duration, mib, plain, plural, quantity, singular
 from ..bench.findings.answers import headline
 from ..bench.findings.cautions import said_load
@@ -106,7 +107,7 @@ def warnings(manifest: Manifest, cases: Sequence[CaseResult]) -> list[str]:
     broken = sum(case.has_failed for case in tried)
     stand_in = " ".join(f"{said}." for said in stand_ins(cases))
     made = [stand_in] if stand_in else []
-    made += ["Hosts and link are made by bench.lab on one machine."] if link(manifest, cases) else []
+    made += [f"Hosts and link are made by {speaker('lab')} on one machine."] if link(manifest, cases) else []
     if any(case.oversubscribed for case in headline(cases)):
         made.append(
             "Cases with more devices than the machine has share them: they say nothing about scaling."

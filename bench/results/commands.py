@@ -23,8 +23,7 @@ def rewrite(argv: Sequence[str], name: str = "", /, **changes: str | None) -> st
         changes: values of options by name; None leaves one out, also where a preset gives it.
     """
     head, typed = split_command(argv)
-    if name:
-        head[-1] = f"{head[-1].rpartition('.')[0]}.{name}" if "." in head[-1] else name
+    head = _name_command(head, name) if head else head
     end = typed.index("--") if "--" in typed else len(typed)
     options: dict[str, list[str]] = {}
     values: list[str] = []
@@ -46,6 +45,20 @@ def rewrite(argv: Sequence[str], name: str = "", /, **changes: str | None) -> st
     kept = ((option, values) for option, values in options.items() if option not in left_out)
     words = (word for option, values in kept for word in (f"--{option.replace('_', '-')}", *values))
     return visible(" ".join(map(quoted, (*head, *words, *typed[end:]))))
+
+
+def _name_command(head: Sequence[str], name: str) -> list[str]:
+    """Name a command in the form that the user types now; a launcher keeps the form that it starts.
+
+    `head` is what `split_command` returns, `name` that of another command of ours.
+    """
+    *launcher, last = head
+    package, _, typed = last.rpartition(".")
+    name = name or typed
+    for form in (["python", "-m"] if package else [], ["python", "-m", "ddp_bench"], ["ddp-bench"]):
+        if form and launcher[-len(form) :] == form:
+            return [*launcher[: -len(form)], *shlex.split(command(name))]
+    return [*launcher, f"{package}.{name}" if package else name]
 
 
 def typed_words(manifest: Manifest) -> list[str]:

@@ -5,9 +5,14 @@ import shlex
 import pytest
 from made import made_manifest
 
-from ddp_bench.bench.common.cli import split_command
+from ddp_bench.bench.common.cli import TYPED_ENV, split_command
 from ddp_bench.bench.results.commands import again, rewrite, write_command
 from ddp_bench.bench.run.main import settings_of
+
+
+@pytest.fixture(autouse=True)
+def typed_now(monkeypatch):
+    monkeypatch.setenv(TYPED_ENV, "ddp-bench")
 
 
 @pytest.mark.parametrize(
@@ -20,7 +25,7 @@ from ddp_bench.bench.run.main import settings_of
         (
             "python -m bench.run --name ddp-bench --seed 3",
             {"seed": None},
-            "python -m bench.run --name ddp-bench",
+            "ddp-bench run --name ddp-bench",
         ),
         (
             "torchrun --rdzv-id ddp-bench --nproc-per-node 2 -m ddp_bench run --gpus 2",
@@ -62,8 +67,7 @@ def test_what_is_no_command_of_ours_is_written_from_the_settings():
         "ddp-bench run --config x.toml",
     ):
         manifest = made_manifest(command=typed, settings={"gpus": [2], "gradient_as_bucket_view": [True]})
-        head = "ddp-bench run" if "run" in typed else "python -m bench.run"
-        assert again(manifest) == f"{head} --gpus 2 --gradient-as-bucket-view on"
+        assert again(manifest) == "ddp-bench run --gpus 2 --gradient-as-bucket-view on"
     assert again(made_manifest()) == ""
-    assert write_command(made_manifest(), "tune", gpus="2") == "python -m bench.tune --gpus 2"
+    assert write_command(made_manifest(), "tune", gpus="2") == "ddp-bench tune --gpus 2"
     assert split_command(["bash", "-c", "true"]) == ([], ["bash", "-c", "true"])

@@ -172,3 +172,12 @@ def test_upload_to_mlflow(execute, tmp_path, monkeypatch):
     assert written == pytest.approx(images_per_s())
     assert (run / "params" / "arch").read_text() == "resnet18"
     assert (run / "artifacts" / "cases.csv").read_bytes() == (SAMPLE / "cases.csv").read_bytes()
+
+
+NAMED = re.compile(r"(?<![-\w.])(?<!-m )bench\.(?:run|tune|gate|predict|doctor|watch|lab|export)\b")
+
+
+def test_pages_name_commands_in_the_form_that_readers_type():
+    pages = sorted((ROOT / "docs").glob("*.md"))
+    for path in (ROOT / "README.md", ROOT / "CHANGELOG.md", *pages):
+        assert not NAMED.findall(path.read_text(encoding="utf-8")), path.name

@@ -27,6 +27,7 @@ from made import made_manifest
 from report_runs import case, measured
 from sample_runs import EVERY_SAMPLE, comparisons, rebuilt, sample
 
+from ddp_bench.bench.common.cli import TYPED_ENV
 from ddp_bench.bench.export.main import parser as export_parser
 from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.findings.next_step import SAFETY, propose_next_step
@@ -187,7 +188,9 @@ TYPED = "--gradient-as-bucket-view on --batch-size=8 --bucket-cap-mb default,1,2
         ),
     ],
 )
-def test_the_search_is_typed_as_the_run_was_and_keeps_its_settings(head, tune):
+def test_the_search_is_typed_as_the_run_was_and_keeps_its_settings(head, tune, monkeypatch):
+    forms = [form for form in ("ddp-bench", "python -m ddp_bench") if f"{form} run" in head]
+    monkeypatch.setenv(TYPED_ENV, "".join(forms))
     row = DDP | exposing(11, 13) | measured(step_ms=100.0)
     by = (over(row, DP, 1.2, 1.3),)
     for typed in (f"{head} {TYPED}", f"{head} --preset full {TYPED}"):
@@ -196,7 +199,8 @@ def test_the_search_is_typed_as_the_run_was_and_keeps_its_settings(head, tune):
         assert step.command == f"{tune} --gradient-as-bucket-view on --batch-size 8 --gpus 2"
 
 
-def test_a_preset_stays_unless_what_it_says_is_replaced():
+def test_a_preset_stays_unless_what_it_says_is_replaced(monkeypatch):
+    monkeypatch.setenv(TYPED_ENV, "ddp-bench")
     open_run = (SINGLE, DP | ROUNDS_20, DDP | ROUNDS_20), (over(DDP, DP, 1 / 1.1, 1.1),)
     for typed, wanted in (
         ("ddp-bench run --preset quick", "ddp-bench run --preset quick --max-time 26m"),
