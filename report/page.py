@@ -12,10 +12,10 @@ from ..bench.common.text import visible
 from ..bench.findings.answers import headline
 from ..bench.findings.findings import Conclusion, conclude_run
 from ..bench.findings.late_ranks import find_late_buckets
-from ..bench.findings.next_step import again
 from ..bench.findings.verdicts import RESOLVED, Verdict
-from ..bench.page.page import Card, Figure, Link, Page, Section, Step
+from ..bench.page.page import Card, Figure, Link, Page, Section
 from ..bench.predict.output import Predictions
+from ..bench.results.commands import again
 from ..bench.results.comparisons import EQUAL, FASTER, SLOWER, default_of
 from ..bench.results.run_folder import FAILURES
 from ..bench.results.store import RunData
@@ -114,7 +114,6 @@ def page(
         ),
     )
     sections = (forms(measured), predicted(run, predictions) if predictions else None)
-    following = conclusion.next_step
     return Page(
         title=title,
         heading=", ".join(
@@ -124,9 +123,8 @@ def page(
         subtitle=conditions.subtitle(run, measured, title),
         command=again(manifest),
         warnings=conditions.warnings(manifest, cases),
-        headline=answers[0].sentence if answers else "",
         cards=answers,
-        following=Step(following.why, following.command) if following else None,
+        following=conclusion.next_step,
         cautions=[(caution.kind, caution.sentence) for caution in conclusion.cautions],
         trust=conclusion.trust.lines if conclusion.trust else {},
         notes=conclusion.notes,

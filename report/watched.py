@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..bench.common.cli import NextStep
 from ..bench.common.numbers import about, plural, quantity, with_interval
 from ..bench.findings.watched import conclude_watch, name_rank, write_ms
 from ..bench.findings.watched_settings import Settings
 from ..bench.machine.manifest import Manifest, Timing
 from ..bench.machine.watched import Watched, WatchedRank
-from ..bench.page.page import Card, Figure, Heading, Page, Section, Step, Table
+from ..bench.page.page import Card, Figure, Heading, Page, Section, Table
 from ..bench.results.case_result import CaseResult
 from ..bench.results.store import RunData
 from . import conditions, tables
@@ -58,10 +59,9 @@ def watched_page(run: RunData, files: Files) -> Page:
         heading=conditions.heading(cases),
         status=_count_steps(watched, manifest.timing),
         subtitle=conditions.subtitle(run, measured, "run"),
-        headline=answers[0].sentence if answers else "",
         cards=answers,
         trust=found.trust,
-        following=Step(found.advice, "") if found.advice else None,
+        following=NextStep(found.advice, "") if found.advice else None,
         notes=found.notes,
         intervals="95% intervals",
         figures=[draw_ranks(manifest, watched.ranks, shown)] if shown else [],

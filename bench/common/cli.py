@@ -16,6 +16,7 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, NoReturn
 
@@ -111,6 +112,14 @@ def command(name: str = "", *arguments: str) -> str:
     module = "report" if name == "report" else f"bench.{name}".rstrip(".")
     words = [*typed.split(), *filter(None, [name])] if typed else ["python", "-m", module]
     return " ".join(quoted(word) for word in (*words, *arguments))
+
+
+@dataclass(frozen=True)
+class NextStep:
+    """The next thing to do, and the command that does it; empty where none of ours does."""
+
+    why: str
+    command: str
 
 
 def split_command(words: Sequence[str]) -> tuple[list[str], list[str]]:

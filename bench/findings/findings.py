@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..common.cli import NextStep
 from ..common.text import visible
 from ..machine.manifest import Manifest
 from ..results.case_result import CaseResult
@@ -17,7 +18,7 @@ from .answers import ONE_DEVICE, answer_questions, headline
 from .cautions import Caution, of_conditions, of_rounds, said_load
 from .communication import Step, explain_ddp_step
 from .confidence import Trust, assess_confidence, describe_repeatability
-from .next_step import NextStep, propose_next_step
+from .next_step import propose_next_step
 from .notes import describe_cases
 from .verdicts import COMMUNICATION, Verdict
 

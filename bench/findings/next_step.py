@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
-from ..common.cli import command
+from ..common.cli import NextStep, command
 from ..common.numbers import about, short, with_interval
 from ..common.text import visible
 from ..machine.manifest import Manifest
@@ -14,7 +13,7 @@ from ..plan.case_settings import DDP_DEFAULTS, MODE_DEFAULTS
 from ..plan.settings import as_text
 from ..results.case_result import CaseResult
 from ..results.columns import UNUSED_PARAMETERS
-from ..results.commands import again, resume_command, write_command
+from ..results.commands import resume_command, write_command
 from ..results.comparisons import default_of
 from ..results.store import RunData
 from ..stats.fit import MIN_ROUNDS
@@ -23,8 +22,6 @@ from .cautions import Caution
 from .communication import OF_COMMUNICATION, OWN_WORK, Step
 from .notes import failed_modes
 from .verdicts import MIN_SHARE, Saving, Verdict
-
-__all__ = ["NextStep", "again", "propose_next_step"]
 
 MOST_S = 7200.0
 """A longer run is not proposed: at such noise a quieter machine helps more."""
@@ -45,14 +42,6 @@ DECIDED_BY_TUNE = frozenset(
 
 NVLINK_GPUS = ("B200", "H200", "H100", "A100", "V100")
 """GPUs whose servers join them by NVLink; others are taken to be on PCIe."""
-
-
-@dataclass(frozen=True)
-class NextStep:
-    """Run to start next."""
-
-    why: str
-    command: str
 
 
 def propose_next_step(

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ..common.cli import NextStep
+
 
 class Link(NamedTuple):
     """A file beside the page, or a place on it; empty where the page cannot lead there."""
@@ -113,20 +115,13 @@ BAD = Tone("bad", "✘", "❌", "bold red")
 UNSURE = Tone("unsure", "?", "⚠️", "bold yellow")
 
 
-class Step(NamedTuple):
-    """The next thing to do, and the command that does it; empty where none of ours does."""
-
-    why: str
-    command: str
-
-
 @dataclass(frozen=True, kw_only=True)
 class Page:
     """A whole page: `title` names it, `heading` says of what it is; what is not given is not shown."""
 
     title: str
     headline: str = ""
-    """The first answer, where there is one."""
+    """The result; without it the first card's sentence stands there."""
     heading: str = ""
     status: str = ""
     """The decision, and behind a dot or a colon more about it."""
@@ -141,7 +136,7 @@ class Page:
     cards: Sequence[Card] = ()
     trust: Mapping[str, str] = field(default_factory=dict)
     """Trust in the answers, by what they claim; empty where there are none."""
-    following: Step | None = None
+    following: NextStep | None = None
     cautions: Sequence[tuple[str, str]] = ()
     """Things to know before trusting it: a kind and a sentence each, which trust sums up."""
     notes: Sequence[str] = ()
