@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import structs
 
 from ..common.errors import UsageError
-from ..machine.manifest import Git, Manifest, WorkloadCode
+from ..machine.manifest import Manifest, WorkloadCode
 
 
 @dataclass(frozen=True)
@@ -47,33 +47,22 @@ class Code:
         parts = [_between(*map(_name_code, sides))]
         if all(side.versions.get("torch") for side in sides):
             parts.append(_between(*(f"torch {side.versions['torch']}" for side in sides)))
-        return ", ".join([*parts, *self.variables()])
+        for name, one in zip(("baseline", "candidate"), self.environments, strict=False):
+            own = " ".join(f"{key}={value}" for key, value in one.items())
+            parts += [f"{name} with {own}"] if own else []
+        return ", ".join(parts)
 
-    def variables(self) -> list[str]:
-        """Say which variables the gate set for which side alone."""
-        return [
-            f"{name} with {' '.join(f'{key}={value}' for key, value in one.items())}"
-            for name, one in zip(("baseline", "candidate"), self.environments, strict=False)
-            if one
-        ]
-
-    def lines(self) -> list[str]:
-        """Variables of one side; the workloads' commits, whether their code is the same, and ddp-bench's."""
-        sides, variables = (self.baseline, self.candidate), self.variables()
-        if not any(side.workload for side in sides):
-            return variables
-        lines = [*variables, f"workload: {_between(*(_commit(side.workload) for side in sides))}"]
-        if self.is_identical and not self.interleaved:
-            lines.append("both runs imported identical code of the workload")
-        elif self.is_identical:
-            told = [(side.versions, side.environment.env) for side in sides]
-            same = told[0] == told[1] and not variables
-            what = "this is an A/A comparison" if same else "what differs is the environment"
-            lines.append(f"both sides import identical code: {what}")
-        if all(side.ddp_bench.version for side in sides):
-            own = (f"ddp-bench {side.ddp_bench.version}{_state(side.git, ' ({})')}" for side in sides)
-            lines.append(f"measured with {_between(*own)}")
-        return lines
+    def described(self) -> str:
+        """Say that both sides imported the same code of the workload, where they did; empty otherwise."""
+        sides = (self.baseline, self.candidate)
+        if not self.is_identical or not any(side.workload for side in sides):
+            return ""
+        if not self.interleaved:
+            return "both runs imported identical code of the workload"
+        told = [(side.versions, side.environment.env) for side in sides]
+        is_same = told[0] == told[1] and not any(self.environments)
+        what = "this is an A/A comparison" if is_same else "what differs is the environment"
+        return f"both sides import identical code: {what}"
 
     def of_both(self) -> dict[str, Any]:
         """The same for a program; what a manifest does not tell is left out."""
@@ -108,25 +97,8 @@ def _between(ours: str, theirs: str) -> str:
 
 
 def _name_code(side: Manifest) -> str:
-    """Name what a run trained with: the user's code, or ddp-bench's own models, and the commit."""
-    code = side.workload
-    if code is None:
-        return f"ddp-bench{_state(side.git, ' {}')}"
-    return _commit(code) if code.commit else f"{code.file or code.spec}"
-
-
-def _commit(code: WorkloadCode | None) -> str:
-    """`mynet 1a2b3c4 with uncommitted changes`, or where the code comes from as far as that is known."""
-    if not code:
-        return "not recorded"
-    return (
-        f"{code.repository}{_state(code, ' {}')}"
-        if code.commit
-        else f"{code.file or code.spec} in no repository with a commit"
-    )
-
-
-def _state(code: Git, form: str) -> str:
-    """A commit in `form`, in as many digits as git shows (JSON has all); empty where it is not known."""
-    changes = " with uncommitted changes" if code.dirty else ""
-    return form.format(f"{code.commit[:7]}{changes}") if code.commit else ""
+    """Name what a run trained with, the user's code or ddp-bench's own models, and the commit."""
+    code, state = side.workload, side.workload or side.git
+    name = "ddp-bench" if code is None else code.repository if code.commit else code.file or code.spec
+    changes = " with uncommitted changes" if state.dirty else ""
+    return f"{name} {state.commit[:7]}{changes}" if state.commit else f"{name}"

@@ -21,13 +21,14 @@ from ..common.text import listed
 from ..findings.wording import case_label, case_name
 from ..machine.conditions import Difference
 from ..results.case_columns import GATED
+from ..results.commands import write_command
 from ..stats.fit import MIN_ROUNDS
 from ..stats.interval import Estimate
 from .code import Code
 from .decide import INFORMING, MIN_LAUNCHES, Decision, Policy, decide, shares_of_look
 from .judge import VERDICTS, Change, EndErrors, Verdict, compare_metric, of_case, shares_devices
 from .machine import describe_machine
-from .more import More, interleave_command, more, took_turns
+from .more import More, measure_alike, more, tell_apart, took_turns
 from .runs import LAUNCH, SWEPT, GateCase, GateRun, run_differences
 
 SAME_CODE = "both runs measured the same code under the same conditions: the machine changed"
@@ -50,8 +51,6 @@ class Gate:
     """True where CPU cores stood in for GPUs in any case."""
     interleaved: bool
     """True where the two runs were interleaved on one machine."""
-    interleave_command: str
-    """The command that measures the two in turns; empty where they did."""
     only_in_candidate: tuple[str, ...]
     only_in_baseline: tuple[str, ...]
     """Metrics of compared cases that the candidate's passes left out."""
@@ -65,7 +64,7 @@ class Gate:
     cautions: tuple[str, ...] = ()
     """Facts of these that speak against the comparison."""
     more: More | None = None
-    """The command that would decide an undecided gate."""
+    """The next thing to do; None where nothing is open."""
 
     @property
     def exit_code(self) -> ExitCode:
@@ -80,6 +79,11 @@ class Gate:
     def blocking(self) -> list[Difference]:
         """Return the differences that make the sides not comparable."""
         return [one for one in self.differences if one.blocking]
+
+    @property
+    def conditions_block(self) -> bool:
+        """True where nothing is compared because the sides differ in their conditions."""
+        return self.decision.verdict == "not comparable" and bool(self.blocking and self.decision.reasons)
 
     @property
     def undecided(self) -> list[Change]:
@@ -163,9 +167,10 @@ def compare(
         raise UsageError(f"{baseline.path} has no case with status ok; it cannot be a baseline")
     pairs = [(ours, theirs) for ours, theirs in joined if theirs is not None]
     if not pairs:
+        step = measure_alike(baseline.manifest, candidate.manifest, SWEPT)
         raise NotComparableError(
             f"no case is in both: the baseline has {_ids(baseline)}, the candidate {_ids(candidate)}; "
-            "measure the same --modes, --gpus, --batch-size, --compile and DDP settings"
+            + (f"{step.why}: {step.command}" if step else "watch the same training")
         )
     both_ok = [(ours, theirs) for ours, theirs in pairs if theirs.result.is_ok]
     require_rounds(baseline, [ours for ours, _ in both_ok])
@@ -209,7 +214,6 @@ def compare(
         code=code,
         on_cpu=any(case.result.device_type == "cpu" for case in (*baseline.cases, *candidate.cases)),
         interleaved=interleaved,
-        interleave_command="" if interleaved else interleave_command(baseline.manifest, candidate.manifest),
         only_in_candidate=tuple(
             case_label(c.result)
             for c in candidate.cases
@@ -222,11 +226,14 @@ def compare(
         machine=machine,
         cautions=cautions,
     )
-    if not gate.needs_more_launches:
-        return gate
-    sides, launches = (baseline.manifest, candidate.manifest), num_launches if interleaved else 0
-    at_once = policy.divide_error(can_fail, shares_of_look((), 0))
-    step = more(sides, gate.undecided, errors=at_once, launches=launches, asked=asked)
+    sides, step = (baseline.manifest, candidate.manifest), None
+    if gate.needs_more_launches:
+        at_once, launches = policy.divide_error(can_fail, shares_of_look((), 0)), num_launches * interleaved
+        step = more(sides, gate.undecided, errors=at_once, launches=launches, asked=asked)
+    elif blocked:
+        step = measure_alike(*sides, [one.name for one in gate.blocking])
+    elif not interleaved and (differing or not code.is_identical) and any(c.ratio for c in found):
+        step = tell_apart(*sides)
     return dataclasses.replace(gate, more=step)
 
 
@@ -268,9 +275,11 @@ def require_rounds(run: GateRun, cases: Sequence[GateCase]) -> None:
     """Raise NotComparableError where a case has too few rounds for an interval."""
     for case in cases:
         if (num_rounds := len(case.rounds["images_per_s"])) < MIN_ROUNDS:
+            longer = write_command(run.manifest, rounds=f"{2 * MIN_ROUNDS}", max_time=None, out=None)
+            fix = "watch more steps" if run.manifest.watched else f"measure longer: {longer}"
             raise NotComparableError(
                 f"{run.path}: {case.result.case_id} has {num_rounds} rounds, a gate needs at least "
-                f"{MIN_ROUNDS}; measure longer: --rounds 10, and enough --max-time for them"
+                f"{MIN_ROUNDS}; {fix}"
             )
 
 

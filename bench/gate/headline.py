@@ -37,8 +37,8 @@ def outcome(gate: Gate) -> str:
         return f"missing, {listed([c.name for c in gate.decision.reasons], MOST_NAMED)}"
     if not found:
         differing = [f"{d.name} differs ({d.then} → {d.now})" for d in gate.blocking]
-        is_apart = gate.decision.verdict == "not comparable" and differing
-        return f"not comparable, {listed(differing, MOST_NAMED)}" if is_apart else gate.decision.verdict
+        more = f", {listed(differing, MOST_NAMED)}" if gate.conditions_block else ""
+        return f"{gate.decision.verdict}{more}"
     # The rate decides where it can; `comparisons` are sorted, worst first.
     worst = next((c for c in found if c.verdict == found[0].verdict and c.metric == "images_per_s"), found[0])
     metric = "" if worst.column is None or worst.column.is_rate else f"{worst.column.label} of "
@@ -100,16 +100,18 @@ def _undecided(gate: Gate) -> str:
 
 
 def _not_comparable(gate: Gate) -> str:
-    names = [d.name for d in gate.blocking]
-    if names and gate.decision.reasons:
-        ratios = any(c.metric == "speedup" for c in gate.comparisons)
-        fix = "--ratios-only still compares speed-up" if ratios else "--interleave REF measures both in turns"
-        if not ratios and not gate.interleave_command:
-            fix = "measure both alike"
-        return f"the runs differ in {', '.join(names)}; {fix}"
+    if gate.conditions_block:
+        names = ", ".join(d.name for d in gate.blocking)
+        return "; ".join(filter(None, (f"the runs differ in {names}", ratios_only(gate))))
     if gate.decision.reasons:
         return gate.decision.reasons[0].reason
     return "the runs share no metric that could be gated"
+
+
+def ratios_only(gate: Gate) -> str:
+    """Say that speed-up can be compared though the sides differ; empty where there is none."""
+    has_ratios = gate.conditions_block and any(c.metric == "speedup" for c in gate.comparisons)
+    return "--ratios-only still compares speed-up" if has_ratios else ""
 
 
 def _apart(gate: Gate) -> str:

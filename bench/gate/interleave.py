@@ -84,7 +84,8 @@ def measure_launches(
                 ours, theirs = (run.manifest for run in launches[0])
                 if checkouts[0].moved is not None:
                     check_loaded(ours, *checkouts[0].moved)
-                for line in Code(ours, theirs, interleaved=True, environments=asked.environments).lines():
+                code = Code(ours, theirs, interleaved=True, environments=asked.environments)
+                for line in filter(None, (code.compared(), code.described())):
                     console.note(f"{speaker()}: {line}")
             gate = gate_of(*both(launches))
             if done + 1 in looks and not gate.needs_more_launches:

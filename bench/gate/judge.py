@@ -137,8 +137,8 @@ def compare_metric(
     measured = replace(
         of_case(ours, theirs, "not comparable"),
         metric=metric.name,
-        baseline=statistics.median(before.values()),
-        candidate=statistics.median(after.values()),
+        baseline=_typical(ours, metric, as_fitted=not interleaved),
+        candidate=_typical(theirs, metric, as_fitted=not interleaved),
         threshold=threshold,
         num_rounds=(len(before), len(after)),
         decides=decides,
@@ -161,6 +161,14 @@ def compare_metric(
     if not decides and found.verdict in ("regressed", "improved"):
         return replace(found, verdict="noted", reason=f"informs only: {found.reason}")
     return found
+
+
+def _typical(case: GateCase, metric: Metric, *, as_fitted: bool) -> float:
+    """Return a metric's typical value: by the run's fit, in which all figures agree, else of its rounds."""
+    fit = case.fitted.get(metric.name) if as_fitted else None
+    if fit is None:
+        return statistics.median(case.rounds[metric.name].values())
+    return fit.value if metric.in_parts_of else math.exp(fit.value)
 
 
 def shares_devices(ours: GateCase, theirs: GateCase) -> bool:
@@ -196,12 +204,9 @@ def _apart(measured: Change, ours: GateCase, theirs: GateCase, metric: Metric, e
     ]
     alone, scale = fits[1].minus(fits[0]), 1.0
     if metric.in_parts_of:
-        baseline, candidate = (fit.value for fit in fits)
         scale = 1 / statistics.median(ours.rounds[metric.in_parts_of].values())
     else:
-        baseline, candidate = (math.exp(fit.value) for fit in fits)
         series = [np.log(one) for one in series]
-    measured = replace(measured, baseline=baseline, candidate=candidate)
     whole = with_change_of_runs(alone, *series).scaled(scale)
     return _decided(measured, whole, metric, errors)
 

@@ -1,24 +1,24 @@
-"""The whole command that would decide an undecided gate, and about how long it takes."""
+"""The next step of a gate, as a whole command: to decide it, or to make its sides comparable."""
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import scipy
 
-from ..common.cli import command
+from ..common.cli import NextStep, command
 from ..common.text import visible
 from ..findings.cautions import is_busy, said_load
-from ..findings.next_step import NextStep
 from ..machine.manifest import Manifest
-from ..machine.records import Record
 from ..plan.resolve import as_options
 from ..results.commands import rewrite, write_command
 from ..stats.interval import Estimate
 from .judge import Change, EndErrors
 from .main import DEFAULT_LAUNCHES
+from .runs import PLANNED, SWEPT
 
 MOST_LAUNCHES = 60
 """More would take hours: a quieter machine helps more."""
@@ -30,7 +30,8 @@ SURE = 0.7
 """Chance that the scatter of the launches is no larger than it is taken to be."""
 
 
-UNKNOWN_REF = "REF"
+UNKNOWN_REF, OLD_PYTHON = "REF", "PYTHON"
+"""Words in place of a commit or an interpreter that no manifest tells."""
 
 LEFT_OUT = ("out", "name", "race", "trace", "calibrate", "allreduce_curve")
 """Settings that are not repeated: the gate decides on folders, and compares nothing of the others."""
@@ -40,30 +41,12 @@ OUTPUT = ("out", "html", "junit", "markdown", "json", "quiet")
 """Options of a gate that say where results go, which is said of one gate alone."""
 
 
-class More(Record, frozen=True, omit_defaults=False):
-    """A command that would decide an undecided gate."""
+@dataclass(frozen=True)
+class More(NextStep):
+    """The next thing to do about a gate."""
 
-    command: str
     minutes: float | None = None
     """Minutes that it takes, about; None where the runs do not tell."""
-    load: str = ""
-    """Other programs' share of the machine, where that hides a change."""
-
-    @property
-    def step(self) -> NextStep:
-        """The same as what to do next."""
-        if self.command == command("doctor"):
-            return NextStep(
-                "more launches would take over an hour; find what disturbs this machine, then gate again",
-                self.command,
-            )
-        if self.command.startswith(command("watch")):
-            return NextStep("watch both trainings for more steps, in turns; then gate again", self.command)
-        took = "this" if self.minutes is None else f"about {math.ceil(self.minutes)} min of this"
-        where = f", {UNKNOWN_REF} being the baseline's commit" if f" {UNKNOWN_REF} " in self.command else ""
-        if self.load:
-            return NextStep(f"free the machine first: {self.load}; then gate again{where}", self.command)
-        return NextStep(f"{took} would decide{where}", self.command)
 
 
 def more(
@@ -84,24 +67,59 @@ def more(
         asked: what was typed behind the name of a gate in turns.
     """
     if watched := sides[1].watched:
-        return More(command=command("watch", "--steps", f"{4 * watched.num_steps}", "--", "COMMAND"))
+        longer = command("watch", "--steps", f"{4 * watched.num_steps}", "--", "COMMAND")
+        return More("watch both trainings for more steps, in turns; then gate again", longer)
     argv = [*shlex.split(command("gate")), *(asked or ())]
     once = dict.fromkeys(OUTPUT)
     busy = next((side for side in sides if side.settings.device != "cuda" and is_busy(side)), None)
     if busy is not None:
         whole = rewrite(argv, **once) if asked is not None else interleave_command(*sides)
-        return More(command=whole, load=said_load(busy))
+        return More(f"free the machine first: {said_load(busy)}; then gate again{_explain(whole)}", whole)
     wanted = max(_launches_for(one, launches, errors) for one in undecided)
     if wanted > MOST_LAUNCHES:
-        return More(command=command("doctor"))
+        why = "more launches would take over an hour; find what disturbs this machine, then gate again"
+        return More(why, command("doctor"))
     if asked is None and sides[1].link:
-        return More(command=write_command(sides[1], rounds=str(MOST_LAUNCHES), out=None))
+        return More("this would decide", write_command(sides[1], rounds=str(MOST_LAUNCHES), out=None))
     if asked is None:
         whole = interleave_command(*sides, "--launches", str(wanted))
     else:
         whole = rewrite(argv, **{**once, "max_time": None, "launches": str(wanted)})
     each_s = duration_s(sides, in_turns=launches > 0)
-    return More(command=whole, minutes=None if each_s is None else round(wanted * each_s / 60, 1))
+    minutes = None if each_s is None else round(wanted * each_s / 60, 1)
+    took = "this" if minutes is None else f"about {math.ceil(minutes)} min of this"
+    return More(f"{took} would decide{_explain(whole)}", whole, minutes)
+
+
+def measure_alike(baseline: Manifest, candidate: Manifest, differing: Collection[str]) -> More | None:
+    """Return the command after which sides that differ in these conditions can be compared.
+
+    Options are those of the baseline again; where machine or versions differ, both sides take turns. None of
+    watched trainings.
+    """
+    if baseline.watched or candidate.watched:
+        return None
+    whole = ""
+    if not {"link", "data workers", *PLANNED, *SWEPT}.intersection(differing):
+        old = ("--python", OLD_PYTHON) if "torch" in differing else ()
+        whole = interleave_command(baseline, candidate, *old)
+    if whole:
+        return More(f"measure both in turns, where no condition blocks{_explain(whole)}", whole)
+    whole = write_command(baseline, out=None)
+    return More("measure the candidate with the options of the baseline, then gate that run", whole)
+
+
+def tell_apart(baseline: Manifest, candidate: Manifest) -> More | None:
+    """Return the command that tells a change of the code from one of the machine; None without one."""
+    whole = interleave_command(baseline, candidate)
+    why = f"to tell the code from the machine{_explain(whole)}, where both were started"
+    return More(why, whole) if whole else None
+
+
+def _explain(whole: str) -> str:
+    """Explain the words of a command that the manifests do not tell."""
+    words = {UNKNOWN_REF: "the baseline's commit", OLD_PYTHON: "the baseline's interpreter"}
+    return "".join(f", {word} being {what}" for word, what in words.items() if f" {word} " in whole)
 
 
 def duration_s(sides: Sequence[Manifest], *, in_turns: bool) -> float | None:

@@ -11,15 +11,13 @@ from ..common.console import Annotation
 from ..common.errors import ExitCode
 from ..common.numbers import plural
 from ..common.text import listed, to_json, visible
-from ..findings.next_step import NextStep
 from ..findings.wording import CPU_STAND_IN
 from ..machine.conditions import Difference
-from ..page.page import BAD, GOOD, UNSURE, Card, Heading, Page, Step, Table, Tone
+from ..page.page import BAD, GOOD, UNSURE, Card, Heading, Page, Table, Tone
 from .compare import Gate
 from .decide import INFORMING, MAX_ERROR
-from .headline import TONES, headline, named, reason, verdict
+from .headline import MOST_NAMED, TONES, headline, named, ratios_only, reason, verdict
 from .judge import VERDICTS, Change, Verdict
-from .more import UNKNOWN_REF
 from .wording import cells, said
 
 NOT_INTERLEAVED = "Not measured in turns: a change may be the machine's, not the code's."
@@ -44,7 +42,6 @@ _TONES: dict[Verdict, Tone] = {
 
 def outline(gate: Gate) -> Page:
     """Make the page of a gate without its figures: the decision, the table, how to read it, what to do."""
-    step = decides(gate)
     rows = tuple(map(cells, gate.shown))
     return Page(
         title="",
@@ -53,7 +50,7 @@ def outline(gate: Gate) -> Page:
         facts=facts(gate),
         warnings=warnings(gate),
         cards=cards(gate),
-        following=Step(step.why, step.command) if step else None,
+        following=gate.more,
         notes=notes(gate),
         tables=[Table("Every comparison", "The worst first.", _COLUMNS, rows)] if rows else [],
     )
@@ -72,7 +69,7 @@ def cards(gate: Gate) -> list[Card]:
         those = [one for one in found if one.verdict == worst]
         if worst == "allowed":
             sentence = f"No case is worse by more than {100 * (those[0].threshold or 0):g}%."
-        elif worst == "not comparable" and gate.blocking:
+        elif worst == "not comparable" and gate.conditions_block:
             continue  # the headline says what differs
         elif worst == "not comparable":
             sentence = _sentence(those[0].reason)
@@ -92,13 +89,15 @@ def warnings(gate: Gate) -> list[str]:
     found = [] if gate.interleaved else [NOT_INTERLEAVED]
     found += [f"{CPU_STAND_IN}."] if gate.on_cpu else []
     found += map(_sentence, gate.cautions)
-    return _lines(found, [f"differs: {_differs(d)}" for d in gate.blocking])
+    unnamed = gate.blocking[MOST_NAMED * gate.conditions_block :]  # the headline names the first
+    return _lines(found, [f"differs: {_differs(d)}" for d in unnamed])
 
 
 def facts(gate: Gate) -> list[str]:
     """Say why it was decided so, then what was compared, and on what machine; a line each."""
     differing = [f"differs (not blocking): {_differs(d)}" for d in gate.differences if not d.blocking]
-    return _lines([_sentence(reason(gate))], gate.code.lines(), map(_sentence, gate.machine), differing)
+    why = ratios_only(gate) if gate.conditions_block else reason(gate)
+    return _lines(map(_sentence, filter(None, (why, gate.code.described(), *gate.machine))), differing)
 
 
 def _sentence(said: str) -> str:
@@ -128,6 +127,8 @@ def notes(gate: Gate) -> list[str]:
                 f"{100 * (1 - INFORMING.worse - INFORMING.better):g}% by itself."
             )
         lines += _launches(gate)
+    if gate.interleaved and any(c.metric == "speedup" for c in gate.shown):
+        lines.append("Speed-up is the typical ratio within rounds, not the quotient of the two rates shown.")
     if any(c.column is not None and c.column.in_parts_of for c in gate.shown):
         lines.append("The change of exposed communication is in percent of the baseline's step.")
     lines += reasons(gate)
@@ -149,7 +150,7 @@ def reasons(gate: Gate) -> list[str]:
     """Why rows have their verdicts, each once, with the rows where there are several reasons."""
     found: dict[str, dict[str, list[str]]] = {}
     for c in gate.shown:
-        if c.reason:
+        if c.reason and not (gate.conditions_block and c.verdict == "not comparable"):
             metric = f"{c.column.label} of " if c.column is not None else ""
             found.setdefault(c.verdict, {}).setdefault(c.reason, []).append(f"{metric}{c.name}")
     return [
@@ -157,19 +158,6 @@ def reasons(gate: Gate) -> list[str]:
         for verdict, by in found.items()
         for reason, names in by.items()
     ]
-
-
-def decides(gate: Gate) -> NextStep | None:
-    """Return the step that would decide it, or tell the code from the machine; None where nothing is open."""
-    if gate.decision.verdict == "undecided" and gate.more:
-        return gate.more.step
-    told_apart = gate.code.is_identical and not gate.differences
-    if told_apart or not gate.interleave_command or not any(c.ratio for c in gate.comparisons):
-        return None
-    where = ", REF being the baseline's commit" if f" {UNKNOWN_REF} " in gate.interleave_command else ""
-    return NextStep(
-        f"to tell the code from the machine{where}, where both were started", gate.interleave_command
-    )
 
 
 def _launches(gate: Gate) -> list[str]:
@@ -208,10 +196,9 @@ def as_json(gate: Gate) -> str:
             "cpu_stand_in": gate.on_cpu,
             "code": gate.code.of_both(),
             "interleaved": gate.interleaved,
-            "interleave_command": gate.interleave_command or None,
             "differences": gate.differences,
             "only_in_candidate": gate.only_in_candidate,
-            "more": gate.more,  # what would decide it, where it is undecided
+            "more": gate.more,  # what to do next
             "num_launches": gate.num_launches,
             "ended_early": gate.ended_early,  # by --max-time, between two looks
             "resolvable": gate.resolvable(),  # the change that every case can tell from none, a fraction

@@ -8,10 +8,10 @@ from dataclasses import asdict, astuple, replace
 from ..common.cli import speaker
 from ..common.numbers import per_second
 from ..common.text import csv_cell
-from ..findings.next_step import again
 from ..page import render
 from ..page.charts import Ratio, forest
 from ..page.page import Figure, Page, data_link
+from ..results.commands import again
 from ..results.tables import csv_bytes
 from .compare import Gate
 from .decide import INFORMING

@@ -21,6 +21,7 @@ from scipy import stats
 from ddp_bench.bench.common.errors import NotComparableError, UsageError
 from ddp_bench.bench.gate import output as gate_output
 from ddp_bench.bench.gate.decide import Policy, decide, shares_of_look
+from ddp_bench.bench.gate.headline import headline
 from ddp_bench.bench.gate.headline import verdict as sentence
 from ddp_bench.bench.gate.judge import Change, EndErrors, judge
 from ddp_bench.bench.gate.main import DEFAULT_LAUNCHES
@@ -304,7 +305,62 @@ def test_other_conditions_are_not_comparable_but_for_ratios(name):
     assert {c.verdict for c in gated(STEADY, other, interleaved=True).comparisons} & {"regressed"}
     single = {("single", 1): STEADY["single", 1]}
     alone = gated(single, made_run(single, **OTHER[name]))
-    assert sentence(alone).endswith(f"differ in {name}; --interleave REF measures both in turns"), "no ratios"
+    assert sentence(alone).endswith(f"the runs differ in {name}"), "no ratios"
+
+
+OPTIONS = {"command": "ddp-bench run --modes ddp --gpus 2 --out results/x --batch-size 16"}
+
+
+@pytest.mark.parametrize(
+    ("name", "starts"),
+    [
+        ("torch", "python -m bench.gate --interleave REF --python PYTHON -- "),
+        ("CPU", "python -m bench.gate --interleave REF -- "),
+        ("batch_per_device", "python -m bench.run --modes ddp --gpus 2 --batch-size 16"),
+        ("link", "python -m bench.lab --hosts 2 --rate 1gbit -- python -m bench.run --modes ddp"),
+    ],
+)
+def test_sides_that_are_not_comparable_are_told_the_command_that_makes_them_so(name, starts):
+    """What a command line says is measured anew as the baseline was, what the machine is in turns."""
+    base = made_run(STEADY, **OPTIONS, **({"link": "1gbit"} if name == "link" else {}))
+    other = made_run(STEADY, **OTHER.get(name, {}))
+    if name not in OTHER:
+        base, other = (
+            replace(run, cases=tuple(changed(case, **{name: value}) for case in run.cases))
+            for run, value in ((base, "16"), (other, "32"))
+        )
+    gate = gated(base, other)
+    assert [one.name for one in gate.blocking] == [name]
+    assert gate.more.command.startswith(starts)
+    lines = [headline(gate), *gate_output.facts(gate), *gate_output.warnings(gate), *gate_output.notes(gate)]
+    told = (f"{name} differs", f"differ in {name}", f"differs: {name}", "other conditions")
+    assert sum(any(words in line for words in told) for line in lines) == 1, "what differs is said once"
+
+
+def test_runs_without_a_common_case_or_with_few_rounds_are_told_the_command_too():
+    base = made_run(STEADY, **OPTIONS)
+    ddp = replace(base, cases=base.cases[2:])
+    with pytest.raises(
+        NotComparableError, match=r"options of the baseline.*: python -m bench.run --modes ddp"
+    ):
+        gated(ddp, replace(base, cases=base.cases[:1]))
+    few = made_run({key: series[:3] for key, series in STEADY.items()}, **OPTIONS)
+    with pytest.raises(NotComparableError, match=r"measure longer: python -m bench.run .* --rounds 10$"):
+        gated(base, few)
+
+
+def test_the_figures_of_sides_that_are_not_comparable_agree_with_each_other():
+    """Medians of rounds contradict each other where single and DDP have other good rounds."""
+    uneven = {
+        **STEADY,
+        ("single", 1): [100.0, 180, 99, 100.5, 180, 181],
+        ("ddp", 2): [125.0, 126, 190, 191, 124, 125],
+    }
+    gate = gated(STEADY, made_run(uneven, **OTHER["torch"]))
+    shown = {(c.case_id, c.metric): c.candidate for c in gate.comparisons}
+    for mode in ("dp", "ddp"):
+        rates = shown[f"{mode}-n2", "images_per_s"] / shown["single-n1", "images_per_s"]
+        assert rates == pytest.approx(shown[f"{mode}-n2", "speedup"])
 
 
 def test_conditions_that_may_be_the_change_itself_are_told_and_do_not_block():

@@ -133,7 +133,7 @@ def test_a_machine_that_changes_by_itself_leaves_it_undecided():
     assert {c.verdict for c in gate.comparisons if c not in rates} == {"allowed"}
     assert gate.exit_code == 3, "though speed-up is known"
     assert gate_output.warnings(gate)[0] == NOT_INTERLEAVED
-    assert "bench.gate --interleave 0123456789ab --launches 9 -- " in gate_output.decides(gate).command
+    assert "bench.gate --interleave 0123456789ab --launches 9 -- " in gate.more.command
 
 
 def test_runs_that_took_turns_are_compared_round_by_round_in_their_folders_too():

@@ -194,17 +194,17 @@ ASKED = ("--interleave", "main", "--launches", "3", "--json", "--", "--gpus", "1
 def test_free_the_machine_first_where_its_load_hides_a_change():
     gate = gated(*under_load(0.9), looks=(3,), asked=ASKED)
     assert gate.decision.verdict == "undecided"
-    step = output.decides(gate)
+    step = gate.more
     assert step.why == "free the machine first: other programs used 45% of the cores; then gate again"
     assert step.command == "python -m bench.gate --interleave main --launches 3 -- --gpus 1"
     (load,) = json.loads(output.as_json(gate))["load"]["candidate"]
     assert load["others"] / load["cores"] == 0.45
     assert any("Other programs used 45% of the cores during the rounds" in w for w in output.warnings(gate))
     quiet = gated(*under_load(0.02), looks=(3,), asked=ASKED)
-    assert "free the machine" not in output.decides(quiet).why
+    assert "free the machine" not in quiet.more.why
     assert "Other programs used 1% of the cores." in output.facts(quiet)
     decided = gated(*under_load(0.9, (1.5, 1.51, 1.49)), looks=(3,), asked=ASKED)
-    assert output.decides(decided) is None, "a regression is one under load too"
+    assert decided.more is None, "a regression is one under load too"
     assert verdict(decided).startswith("regression")
 
 

@@ -20,10 +20,11 @@ from report_runs import case, measured
 from tried_commands import put_run, stop_at_processes, tried
 
 from ddp_bench.__main__ import COMMANDS, main_of
+from ddp_bench.bench.common.cli import TYPED_ENV
 from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.findings.next_step import propose_next_step
 from ddp_bench.bench.gate.judge import Change, EndErrors
-from ddp_bench.bench.gate.more import interleave_command, more, took_turns
+from ddp_bench.bench.gate.more import interleave_command, measure_alike, more, tell_apart, took_turns
 from ddp_bench.bench.machine.launch import launched_command
 from ddp_bench.bench.results.commands import again, resume_command
 from ddp_bench.bench.results.store import read_manifest
@@ -168,8 +169,15 @@ def deciding(*changes, side=None, launches=0, asked=None, total_s=20.0):
     timing = {"timing": {"total_s": total_s}} if total_s else {}
     sides = (made_manifest(command=TYPED, **{**timing, **(side or OF_LIB)}),) * 2
     found = more(sides, changes, errors=EndErrors(0.01, 0.01), launches=launches, asked=asked)
-    assert found.step.command == found.command
     return [found.command.replace(" REF ", " HEAD ")]
+
+
+def alike(*differing, step=measure_alike, **side):
+    sides = (made_manifest(**{"command": TYPED, **OF_LIB, **side}),) * 2
+    found = step(*sides, *([differing] if step is measure_alike else ()))
+    return (
+        [found.command.replace(" REF ", " HEAD ").replace(" PYTHON ", f" {sys.executable} ")] if found else []
+    )
 
 
 IN_TURNS = (
@@ -190,6 +198,14 @@ GATES = {
     "in turns, too noisy": partial(deciding, change(error=1.0), launches=6, asked=IN_TURNS),
     "in turns, under load": partial(deciding, change(), side=LOADED, launches=6, asked=IN_TURNS),
     "folders, under load": partial(deciding, change(), side=LOADED),
+    "other options": partial(alike, "batch_per_device", settings=SETTINGS),
+    "another link": partial(alike, "link", **in_lab_of("host0", "host1", settings=SETTINGS)),
+    "another torch": partial(alike, "torch"),
+    "another CPU": partial(alike, "CPU"),
+    "another CPU, in a lab": partial(alike, "CPU", **in_lab_of("host0", "host1", settings=SETTINGS)),
+    "other watched trainings": partial(alike, "CPU", watched={"num_steps": 80}),
+    "code or machine": partial(alike, step=tell_apart),
+    "code or machine, in a lab": partial(alike, step=tell_apart, **in_lab_of("host0", "host1")),
 }
 
 
@@ -213,6 +229,18 @@ def of_manifest():
     with_equals = again(made_manifest(command=TYPED.replace("--out ", "--out=")))
     assert "--out" not in with_equals
     return [again(manifest), with_equals, again(made_manifest(command=TYPED, **in_lab_of("host0", "host1")))]
+
+
+@pytest.mark.parametrize("typed", ["", "ddp-bench"])
+def test_every_command_has_the_form_that_is_typed_now(typed, monkeypatch):
+    """A run of the one form, looked at by the other; what torchrun starts keeps its form."""
+    monkeypatch.setenv(TYPED_ENV, typed)
+    ours = f"{typed} run" if typed else "python -m bench.run"
+    for form in ("python -m bench.run", "ddp-bench run", "python -m ddp_bench run"):
+        for before in ("", "srun --ntasks=2 "):
+            assert again(made_manifest(command=f"{before}{form} --gpus 2")) == f"{before}{ours} --gpus 2"
+    launched = "torchrun --nproc-per-node 2 -m bench.run --gpus 2"
+    assert again(made_manifest(command=launched)) == launched
 
 
 def of_errors(capsys):
