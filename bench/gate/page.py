@@ -41,7 +41,7 @@ def page(gate: Gate, baseline: GateRun, candidate: GateRun) -> Page:
         outline(gate),
         title=gate.code.compared(),
         headline=outcome(gate),
-        status=f"{gate.decision.verdict}: {gate.code.compared()}",
+        status="",
         figures=[one for name in ("images_per_s", "speedup") if (one := _figure(gate, name)) is not None],
         data=data_link("comparison.csv", _csv(gate)),
         conditions={name: _facts(side) for name, side in sides.items()},

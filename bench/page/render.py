@@ -74,7 +74,7 @@ def _environment(*, html: bool) -> Environment:
 
 def _parted(status: str) -> list[str]:
     """Split what was decided from what more is said of it, and what parts both."""
-    return [*re.split(r"( · |: )", status, maxsplit=1), "", ""][:3]
+    return [*re.split(r"( · )", status, maxsplit=1), "", ""][:3]
 
 
 def _options(command: str) -> list[str]:

@@ -215,6 +215,29 @@ def test_the_first_answer_stands_on_the_first_screen_of_a_phone_and_figures_befo
         assert figure["y"] < notes["y"]
 
 
+@pytest.mark.parametrize("page", ["open_page", "open_gate_page"])
+def test_a_print_takes_three_sheets_at_most_and_cuts_nothing(request, page):
+    """A4 without its margins is 182 mm wide."""
+    tab = request.getfixturevalue(page)(688)
+    assert 1 <= tab.pdf(format="A4").count(b"/Type /Page\n") <= 3
+    tab.emulate_media(media="print")
+    wider = "all => all.filter(e => e.getBoundingClientRect().right > 689).map(e => e.outerHTML.slice(0, 80))"
+    assert tab.locator("main *").evaluate_all(wider) == []
+    assert tab.locator("details.fold:visible").count() == 0
+    unfold(tab)
+    assert tab.locator("details.fold:visible").count() > 0
+
+
+@pytest.mark.parametrize("page", ["open_page", "open_gate_page"])
+def test_notes_stand_beside_the_last_figure_where_half_a_row_would_be_empty(request, page):
+    tab = request.getfixturevalue(page)(1280)
+    boxes = [one.bounding_box() for one in tab.locator("main > .figures > *").all()]
+    *figures, notes = boxes
+    is_beside = len(figures) % 2 == 1
+    assert (notes["x"] > 600) == is_beside
+    assert (notes["y"] == figures[-1]["y"]) == is_beside
+
+
 def test_commands_are_copied_to_the_letter(open_page):
     tab = open_page(permissions=["clipboard-read", "clipboard-write"])
     command = tab.locator(".next .command")

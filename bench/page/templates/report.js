@@ -230,8 +230,5 @@
     if (link) unfold(link.hash);
   });
   unfold(location.hash);
-  addEventListener("beforeprint", () => {
-    for (const fold of document.querySelectorAll(".fold")) fold.open = true;
-  });
   document.body.prepend(themeSwitch());
 })();
