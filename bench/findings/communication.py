@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from ..common.numbers import places, to_places, with_interval
 from ..results.case_result import CaseResult
@@ -40,25 +40,6 @@ REMEDIES = {
 _NOTHING = Interval(0.0, 0.0, 0.0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepParts:
-    """Milliseconds of a training step: the whole, and those parts that were measured."""
-
-    total: Interval
-    parts: Mapping[str, Interval] = field(default_factory=dict)
-    """Parts of the step beside communication, by name."""
-    exposed: Interval | None = None
-    """Time that communication adds to the step."""
-    alone: Interval | None = None
-    """Time that communication takes by itself; None also where it is hardly known."""
-    contention: Interval | None = None
-    """Exposed time beyond communication alone, where rounds tell it better than the difference."""
-    other: Interval | None = None
-    """Rest of the step, where rounds tell it better than the difference."""
-    overheads: Mapping[str, Interval] = field(default_factory=dict)
-    """Other costs that have a remedy, by their names in `REMEDIES`; they may lie within parts."""
-
-
 @dataclass(frozen=True)
 class Step:
     """Explanation of a step."""
@@ -69,31 +50,46 @@ class Step:
     """The largest first."""
 
 
-def explain_step(step: StepParts) -> Step:
-    """Say what a step consists of and what of it could be saved.
+def explain_step(
+    total: Interval,
+    parts: Mapping[str, Interval],
+    *,
+    exposed: Interval | None = None,
+    alone: Interval | None = None,
+    contention: Interval | None = None,
+    other: Interval | None = None,
+    overheads: Mapping[str, Interval] | None = None,
+) -> Step:
+    """Say what a step consists of and what of it could be saved; all in milliseconds.
 
     A saving has an interval above 0 and at least `MIN_SHARE` of the step; savings may overlap.
+
+    Args:
+        total: the step.
+        parts: of it beside communication, by name.
+        exposed: what communication adds to the step.
+        alone: what it takes by itself; None also where that is hardly known.
+        contention: exposed time beyond communication alone, where rounds tell it better than the difference.
+        other: the rest of the step, where rounds tell it better than the difference.
+        overheads: other costs that have a remedy, by their names in `REMEDIES`; they may lie within parts.
     """
-    exposed, alone = step.exposed, step.alone
     is_resolved = bool(exposed and exposed.low > 0)
-    all_reduce, contention = exposed, None
+    costs: dict[str, Interval | None] = {EXPOSED: exposed} if is_resolved else {}
     if exposed and alone and is_resolved and alone.estimate < exposed.estimate:
-        all_reduce, contention = alone, step.contention or exposed.less(alone)
-    other = step.other
+        costs = {ALL_REDUCE: alone, CONTENTION: contention or exposed.less(alone)}
     if other is None:
-        other = step.total
-        for part in (*step.parts.values(), *([exposed] if exposed else [])):
+        other = total
+        for part in (*parts.values(), *([exposed] if exposed else [])):
             other = other.less(part)
-    sums = {**step.parts, EXPOSED: exposed, "other": other}
-    sent_costs = {ALL_REDUCE if contention else EXPOSED: all_reduce, CONTENTION: contention}
-    costs = {**(sent_costs if is_resolved else {}), **step.overheads}
+    sums = {**parts, EXPOSED: exposed, "other": other}
+    costs |= overheads or {}
     savings = [
         Saving(ms, what, REMEDIES[what])
         for what, ms in costs.items()
-        if ms and ms.low > 0 and ms.estimate > MIN_SHARE * step.total.estimate
+        if ms and ms.low > 0 and ms.estimate > MIN_SHARE * total.estimate
     ]
     return Step(
-        _write_sum(step.total, sums) if step.parts else "",
+        _write_sum(total, sums) if parts else "",
         tuple(sorted(savings, key=lambda saving: -saving.ms.estimate)),
     )
 
@@ -243,15 +239,13 @@ def explain_ddp_step(ddp: CaseResult | None, run: RunData, *, has_straggler: boo
         exposed, alone = (ms and ms.less(buffers) for ms in (exposed, alone))
         parts |= {"buffers": buffers} if parts else {}
     explained = explain_step(
-        StepParts(
-            total=ddp.step_ms,
-            parts=parts,
-            exposed=exposed,
-            alone=alone,
-            contention=contention,
-            other=total({local: 1.0, single: -share}),
-            overheads={what: ms for what, ms in costs.items() if ms},
-        )
+        ddp.step_ms,
+        parts,
+        exposed=exposed,
+        alone=alone,
+        contention=contention,
+        other=total({local: 1.0, single: -share}),
+        overheads={what: ms for what, ms in costs.items() if ms},
     )
     if not explained.consists_of and not explained.savings:
         return None

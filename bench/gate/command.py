@@ -11,10 +11,11 @@ from ..common import cli, values
 from ..common.console import Annotation, show_on_github
 from ..common.errors import ExitCode, NotComparableError, NothingToCompareError, UsageError
 from ..common.text import markdown
-from ..page import terminal
+from ..page import render, terminal
 from ..results.case_columns import GATED
 from ..results.run_folder import write_output
 from . import output as gate_output
+from . import page as gate_page
 from .compare import Gate, compare
 from .decide import Policy
 from .interleave import measure_launches, show_plan
@@ -101,14 +102,10 @@ def _tell(options: argparse.Namespace, gate: Gate, first: GateRun, second: GateR
         _write(options.junit, junit(gate, allow_missing=options.allow_missing), "--junit")
 
     def as_markdown() -> str:
-        from .page import markdown
-
-        return markdown(gate, first, second)
+        return gate_page.markdown(gate, first, second)
 
     if options.html is not None:
-        from .page import html  # matplotlib takes a second
-
-        _write(options.html, html(gate, first, second), "--html")
+        _write(options.html, render.html(gate_page.page(gate, first, second)), "--html")
     if not options.quiet:
         show_on_github(gate_output.annotations_of(gate), as_markdown)
     if options.json:

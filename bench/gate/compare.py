@@ -13,6 +13,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -31,11 +32,18 @@ from .machine import describe_machine
 from .more import More, measure_alike, more, tell_apart, took_turns
 from .runs import LAUNCH, SWEPT, GateCase, GateRun, run_differences
 
-SAME_CODE = "both runs measured the same code under the same conditions: the machine changed"
-"""Why a slow-down is none of the code."""
+OF_THE_MACHINE: dict[str, Any] = {
+    "verdict": "undecided",
+    "reason": "both runs measured the same code under the same conditions: the machine changed",
+    "suspected": True,
+}
+"""Verdict on a slow-down that is none of the code."""
 
-ONE_LAUNCH = "one launch cannot tell how much launches differ; give the gate more time"
-"""Why nothing is decided where the time ended before a second launch."""
+OF_ONE_LAUNCH: dict[str, Any] = {
+    "verdict": "undecided",
+    "reason": "one launch cannot tell how much launches differ; give the gate more time",
+}
+"""Verdict where the time ended before a second launch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,10 +210,14 @@ def compare(
         for decides, (a, b, metric) in zip(deciding, wanted, strict=True)
     ]
     if code.is_identical and not differing and not interleaved:
-        found = [_of_the_machine(comparison) for comparison in found]
+        # What got slower of the same code under the same conditions is the machine.
+        slower = [c for c in found if c.verdict == "regressed" and c.column and c.column.repeated]
+        found = [replace(c, **OF_THE_MACHINE) if c in slower else c for c in found]
     if num_launches == 1 and looks and looks[0] > 1:
-        found = [_of_one_launch(comparison) for comparison in found]
+        seeming = ("regressed", "improved", "allowed")
+        found = [replace(c, **OF_ONE_LAUNCH) if c.verdict in seeming else c for c in found]
     matched = {theirs.result.case_id for _, theirs in pairs}
+    lacks_cases = any(theirs is None for _, theirs in joined)
     machine, cautions = describe_machine(baseline, candidate, both_ok)
     gate = Gate(
         differences=differing,
@@ -230,8 +242,8 @@ def compare(
     if gate.needs_more_launches:
         at_once, launches = policy.divide_error(can_fail, shares_of_look((), 0)), num_launches * interleaved
         step = more(sides, gate.undecided, errors=at_once, launches=launches, asked=asked)
-    elif blocked:
-        step = measure_alike(*sides, [one.name for one in gate.blocking])
+    elif blocked or (gate.decision.verdict == "missing" and lacks_cases and not interleaved):
+        step = measure_alike(*sides, [*(d.name for d in gate.blocking), *(SWEPT if lacks_cases else ())])
     elif not interleaved and (differing or not code.is_identical) and any(c.ratio for c in found):
         step = tell_apart(*sides)
     return dataclasses.replace(gate, more=step)
@@ -247,21 +259,6 @@ def _obstacle(
         return f"the baseline counts {units[0]}, the candidate {units[1]}"
     blocking = any(difference.blocking for difference in differing) and not interleaved
     return "measured under other conditions" if blocking else ""
-
-
-def _of_the_machine(comparison: Change) -> Change:
-    """Two runs of the same code under the same conditions: what got slower is the machine."""
-    column = comparison.column
-    if comparison.verdict != "regressed" or column is None or not column.repeated:
-        return comparison
-    return replace(comparison, verdict="undecided", reason=SAME_CODE, suspected=True)
-
-
-def _of_one_launch(comparison: Change) -> Change:
-    """Leave open what a launch alone seems to decide: where the time ended before a second one."""
-    if comparison.verdict not in ("regressed", "improved", "allowed"):
-        return comparison
-    return replace(comparison, verdict="undecided", reason=ONE_LAUNCH)
 
 
 def _missing(ours: GateCase, theirs: GateCase | None) -> Change:

@@ -22,11 +22,6 @@ from .runs import GateRun
 from .wording import change, said
 
 
-def html(gate: Gate, baseline: GateRun, candidate: GateRun) -> str:
-    """The whole page."""
-    return render.html(page(gate, baseline, candidate))
-
-
 def markdown(gate: Gate, baseline: GateRun, candidate: GateRun) -> str:
     """The same for a job summary or a pull-request comment, what was decided first."""
     made = page(gate, baseline, candidate)

@@ -68,13 +68,8 @@ def _environment(*, html: bool) -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"options": _options, "css": _css_text, "unbroken": _unbroken}
-    environment.filters |= {"md": escaped, "md_cell": _markdown_cell, "svg": drawing.svg, "parted": _parted}
+    environment.filters |= {"md": escaped, "md_cell": _markdown_cell, "svg": drawing.svg}
     return environment
-
-
-def _parted(status: str) -> list[str]:
-    """Split what was decided from what more is said of it, and what parts both."""
-    return [*re.split(r"( · )", status, maxsplit=1), "", ""][:3]
 
 
 def _options(command: str) -> list[str]:

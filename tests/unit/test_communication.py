@@ -8,7 +8,6 @@ from report_runs import case, measured
 
 from ddp_bench.bench.findings.communication import (
     REMEDIES,
-    StepParts,
     explain_ddp_step,
     explain_step,
 )
@@ -172,14 +171,14 @@ def test_a_step_is_explained_by_its_intervals_alone():
     parts = {name: interval(ms) for name, ms in {"data": 30.0, "forward": 20.0, "backward": 35.0}.items()}
     told = {"exposed": interval(12.0), "alone": interval(20.0), "other": interval(3.0)}
     told["overheads"] = {"data loading": parts["data"]}
-    step = explain_step(StepParts(total=interval(100.0), parts=parts, **told))
+    step = explain_step(interval(100.0), parts, **told)
     assert [part.split()[-1] for part in step.consists_of.split(" + ")] == [*parts, "communication", "other"]
     assert [(one.what, one.ms.estimate) for one in step.savings] == [
         ("data loading", 30.0),
         ("exposed communication", 12.0),
     ]
     assert all(one.remedy == REMEDIES[one.what] for one in step.savings)
-    assert explain_step(StepParts(total=interval(100.0))).savings == ()
+    assert explain_step(interval(100.0), {}).savings == ()
 
 
 @pytest.mark.parametrize(

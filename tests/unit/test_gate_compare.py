@@ -259,6 +259,8 @@ def test_a_case_that_failed_or_is_gone_fails_the_gate():
         assert gate.comparisons[0].verdict == "missing"
         assert gate.exit_code == 1
         assert gated(base, candidate, allow_missing=True).exit_code == 0
+        is_alike = gate.more is not None and "options of the baseline" in gate.more.why
+        assert is_alike == (reason == "not in the candidate"), "one that failed would fail again"
     assert gated(without, base).only_in_candidate == ("DDP, 2 CPU cores, cap default",)
 
 

@@ -17,7 +17,7 @@ from scipy.stats import t
 from ddp_bench.bench.common.errors import ExitCode, UsageError
 from ddp_bench.bench.gate import interleave, output, sides
 from ddp_bench.bench.gate.checkouts import Checkout
-from ddp_bench.bench.gate.compare import ONE_LAUNCH
+from ddp_bench.bench.gate.compare import OF_ONE_LAUNCH
 from ddp_bench.bench.gate.headline import verdict
 from ddp_bench.bench.gate.machine import describe_machine, with_load
 from ddp_bench.bench.gate.main import main
@@ -139,7 +139,7 @@ def test_a_launch_alone_decides_nothing_where_several_were_planned():
         gate = gated(STEADY, slowed(slower), looks=(6, 12, 24))
         assert gate.exit_code == ExitCode.UNDECIDED
         assert gate.ended_early
-        assert {c.reason for c in gate.undecided} == {ONE_LAUNCH}
+        assert {c.reason for c in gate.undecided} == {OF_ONE_LAUNCH["reason"]}
     assert gated(STEADY, slowed(1.5), looks=(1,)).exit_code == ExitCode.FAILED
 
 
