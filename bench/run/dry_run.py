@@ -49,7 +49,8 @@ def show_plan(workers: Workers, job: Job, *, as_json: bool = False) -> None:
     )
     kinds = {phase for p in runnable for phase in passes_of(p.case, job.settings)}
     passes = {"instrumented" if phase in INSTRUMENTED else phase for phase in kinds}
-    least = job.settings.rounds or max(int(most * (1 - sum(SHARES[kind] for kind in passes))), 1)
+    is_fixed = most == job.settings.rounds  # the time is enough for them
+    least = most if is_fixed else max(int(most * (1 - sum(SHARES[kind] for kind in passes))), 1)
     if as_json:
         skipped = {p.case.case_id: p.skip_reason for p in job.plan if p.skip_reason is not None}
         found = {
@@ -78,10 +79,11 @@ def show_plan(workers: Workers, job: Job, *, as_json: bool = False) -> None:
     )
     limit = "" if job.settings.max_time is None else f", limit {format_s(job.settings.max_time)}"
     few = f"; intervals take {MIN_ROUNDS}" if least < MIN_ROUNDS else ""
-    num = " to ".join(dict.fromkeys((f"{least:,d}", f"{most:,d}")))
+    num = f"about {least:,d} to {most:,d} rounds, fewer where communication is slow"
+    fitting = f"{most:,d} rounds" if is_fixed else num
     print(
         f"Expected time: about {format_s(preparing_s)} of start-up, to prove and warm up every case, and "
-        f"{format_s(rounds_s)} of rounds{limit}: about {num} rounds, fewer where communication is slow{few}."
+        f"{format_s(rounds_s)} of rounds{limit}: {fitting}{few}."
     )
 
 
