@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...models.data import BatchSource
 from ...models.step import optimizer_of
-from ...models.workload import Batch, Loss, Workload, loss_function
+from ...models.workload import Batch, Workload, loss_function
 from ..modes import Mode
 from ..plan.case import Case
 from ..results.block_times import DEVICE_ALLOCS, BlockTimes
@@ -42,25 +42,36 @@ class NonFiniteLossError(ArithmeticError):
     """Training has diverged: what follows would time arithmetic on NaN."""
 
 
-class GradientPass:
-    """Forwards and backwards of one step: the timed step and the proof of gradients both run this code."""
+class Trainer:
+    """One rank's training step of one case: the loop a user would write, the same in every mode.
 
-    def __init__(
-        self,
-        mode: Mode,
-        loss: Loss,
-        next_batch: Callable[[], Batch],
-        *,
-        accumulate: int = 1,
-        precision: contextlib.AbstractContextManager[object] | None = None,
-        scaler: torch.amp.GradScaler | None = None,
-    ) -> None:
+    A proof watches the same code as it takes its steps.
+    """
+
+    def __init__(self, case: Case, mode: Mode, workload: Workload, source: BatchSource) -> None:
         self.mode = mode
         self._forward = mode.wrapped
-        self._loss, self._next_batch = loss, next_batch
-        self._accumulate, self._scaler = accumulate, scaler
-        self._precision = precision or contextlib.nullcontext()
+        self._loss, self._source, self._accumulate = loss_function(workload), source, case.accumulate
+        # A MixedPrecisionPolicy stands in place of autocast.
+        self._precision = autocast_of(case) if case.mp_policy == "none" else contextlib.nullcontext()
+        # Loss scaling is part of fp16 training, so its cost belongs to the step.
+        self._scaler = torch.amp.GradScaler(case.device_type) if case.precision == "fp16" else None
         self._last_loss: Tensor | None = None
+        self.num_lead_in = max(LEAD_IN_STEPS[case.device_type], math.ceil(source.num_ahead / case.accumulate))
+        """Untimed steps of a block, which also use what was loaded before it."""
+        self.optimizer = mode.optimizer(optimizer_of(workload, case))
+        self._num_steps = 0
+
+    @property
+    def loss_scale(self) -> float:
+        """Factor on the next step's loss; it falls where a step overflowed and was left out."""
+        return 1.0 if self._scaler is None else float(self._scaler.get_scale())
+
+    def step(self) -> None:
+        """Take one optimizer step."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.compute_gradients()
+        self._update()
 
     def compute_gradients(self) -> None:
         """Train on `accumulate` micro-batches; gradients synchronise in the last one."""
@@ -70,7 +81,7 @@ class GradientPass:
         self._train(self._fetch())
 
     def _fetch(self) -> Batch:
-        return self._next_batch()
+        return self._source.next()
 
     def _train(self, batch: Batch) -> None:
         if self.mode.train is not None:  # PyTorch's schedule, which autocast leaves alone
@@ -93,38 +104,6 @@ class GradientPass:
         if self._scaler is not None:
             loss = self._scaler.scale(loss)
         loss.backward()
-
-
-class Trainer(GradientPass):
-    """One rank's training step of one case: the loop a user would write, the same in every mode."""
-
-    def __init__(self, case: Case, mode: Mode, workload: Workload, source: BatchSource) -> None:
-        super().__init__(
-            mode,
-            loss_function(workload),
-            source.next,
-            accumulate=case.accumulate,
-            # A MixedPrecisionPolicy stands in place of autocast.
-            precision=autocast_of(case) if case.mp_policy == "none" else None,
-            # Loss scaling is part of fp16 training, so its cost belongs to the step.
-            scaler=torch.amp.GradScaler(case.device_type) if case.precision == "fp16" else None,
-        )
-        self._source = source
-        self.num_lead_in = max(LEAD_IN_STEPS[case.device_type], math.ceil(source.num_ahead / case.accumulate))
-        """Untimed steps of a block, which also use what was loaded before it."""
-        self.optimizer = mode.optimizer(optimizer_of(workload, case))
-        self._num_steps = 0
-
-    @property
-    def loss_scale(self) -> float:
-        """Factor on the next step's loss; it falls where a step overflowed and was left out."""
-        return 1.0 if self._scaler is None else float(self._scaler.get_scale())
-
-    def step(self) -> None:
-        """Take one optimizer step."""
-        self.optimizer.zero_grad(set_to_none=True)
-        self.compute_gradients()
-        self._update()
 
     def local_step(self) -> None:
         """The same step without communication: gradients stay local to the rank."""

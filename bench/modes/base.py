@@ -61,17 +61,6 @@ def pin(core: int) -> None:
         os.sched_setaffinity(0, {core})
 
 
-def gradients_of(module: nn.Module) -> dict[str, Tensor]:
-    """The gradients of a module's trainable parameters, dense, by name; zeros where there is none."""
-    return gradients_of_all({name: one for name, one in module.named_parameters() if one.requires_grad})
-
-
-def gradients_of_all(named: dict[str, nn.Parameter]) -> dict[str, Tensor]:
-    """The gradients of these parameters, dense; zeros where there is none."""
-    found = {name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in named.items()}
-    return {name: one.to_dense() if one.is_sparse else one for name, one in found.items()}
-
-
 def tensors_of_module(module: nn.Module) -> dict[str, Tensor]:
     """All parameters and buffers by name."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -125,10 +114,6 @@ class Mode:
 
     def settle(self) -> None:
         """Called once after warm-up: stop whatever PyTorch itself samples."""
-
-    def gradients(self) -> dict[str, Tensor]:
-        """Averaged gradients of the plain module's parameters, by name; every rank of the case calls it."""
-        return self.whole(gradients_of(self.module))
 
     def weights(self) -> dict[str, Tensor]:
         """The plain module's parameters, by name; every rank of the case calls it.

@@ -13,7 +13,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from ...models.workload import Batch, Loss
 from ..plan.case import Case
-from .base import Mode, Place, Stages, gradients_of, tensors_of_module
+from .base import Mode, Place, Stages, tensors_of_module
 
 SCHEDULES: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
@@ -62,9 +62,6 @@ class PipelineMode(Mode):
             # PyTorch says only in which stage the model raised.
             raise error.__cause__ or error from None
         return torch.stack(losses).mean().detach() if losses else None
-
-    def gradients(self) -> dict[str, Tensor]:
-        return self._gathered(gradients_of(self.module), self._trained)
 
     def weights(self) -> dict[str, Tensor]:
         return self._gathered(super().weights(), self._trained)

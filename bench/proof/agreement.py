@@ -18,16 +18,13 @@ BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def differing_gradients(trainer: Trainer, peers: Peers) -> tuple[str, ...]:
-    """Train on a step's batches, without an update; name what has another gradient than on the first rank.
+    """Compute the gradients of a step; name what has another gradient than on the first rank.
 
     Every rank of the case calls it. Weights may differ, for local steps were measured; averages may not.
     """
-    vars(trainer)["_update"] = lambda: None
-    try:
-        with peers.together(), trainer.mode.compiles_as_asked():
-            trainer.step()
-    finally:
-        del vars(trainer)["_update"]  # the class's own method shows again
+    trainer.release_gradients()
+    with peers.together(), trainer.mode.compiles_as_asked():
+        trainer.compute_gradients()
     named = dict(trainer.mode.module.named_parameters())
     sums = torch.stack([_checksum(one.grad) for one in named.values()])
     trainer.release_gradients()

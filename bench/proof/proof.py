@@ -1,9 +1,10 @@
-"""The first proof before timing: every mode computes the gradients that one device would.
+"""The proof before timing: the first steps of every mode are those that one device would take.
 
-One seeded global batch, in training and in float64 where the model allows: the averaged gradients of the mode
-must equal the mean of those that the plain module has of the same parts of the batch, from the same random
-numbers, and its state dict must be such as the plain module's. `bench/proof/update_proof.py` has the second
-one, of the steps that are timed.
+First the gradients of one step on one seeded global batch, in training and in float64 where the model allows:
+those that the mode averages must equal the mean of those that the plain module has of the same parts of the
+batch, from the same random numbers, and its state dict must be such as the plain module's. Then the first
+steps of what is timed: compiled, in the run's precision, with the case's hook and optimizer, on its own
+batches. Parameters and buffers after them must be the plain module's, on every rank.
 """
 
 from __future__ import annotations
@@ -16,25 +17,36 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional
 
-from ...models.nested import cut
+from ...models.data import BatchSource
 from ...models.step import float32_precision
 from ...models.workload import Batch, Workload, one_line
 from ..common.errors import RAISED_BY_USERS
 from ..measure.faults import hint_of, is_of_the_model
-from ..measure.timed import GradientPass
-from ..modes import Mode, Place, Stages, Unsupported, build_mode
+from ..measure.memory import release_memory
+from ..measure.timed import Trainer
+from ..modes import Place, Stages, Unsupported, build_mode
 from ..plan.case import STAND_IN, Case, Split
 from ..results.block_times import ProofResult
 from .comparison import AMPLIFIED, BY_RANK, EXACT, NO_GRADIENT, Comparison, ProofError, unless_memory_is_full
+from .first_steps import (
+    HOOK_TOLERANCES,
+    UPDATE_TOLERANCES,
+    FirstSteps,
+    TakeGradients,
+    beyond_rounding,
+    is_one_off,
+    within_rounding,
+)
 from .inputs import IN_16_BITS, LEAST_ROWS, ProofInputs
-from .making import Maker, begin_draws, shapes_of
-from .misuse import outside_of_wrapper, why_wrong
+from .making import Maker, shapes_of
+from .misuse import STEPS, outside_of_wrapper, why_wrong
 from .peers import Peers
 from .reference import Computed, Reference, Subject, Work
 from .split_effect import MIN_REPEATED, SplitEffect
 from .stages import Splitter
-from .weights import on_host
+from .weights import Weights, difference
 
 TOLERANCES = {"none": EXACT, "powersgd": EXACT, "fp16": 2e-3, "bf16": 2e-2}
 """Largest relative gradient error by communication hook, in float64; fp16 and bf16 hooks round what they
@@ -62,6 +74,17 @@ def why_rows_are_needed(case: Case) -> str:
     if case.sync_batchnorm and case.num_devices > 1:
         return "with SyncBatchNorm one device would have to see the batches of all ranks as one"
     return ""
+
+
+class _PartSource(BatchSource):
+    """The micro-batches of one part of a proof's batch; `micro` is the number of the last one."""
+
+    def __init__(self, fetch: Callable[[int], Batch]) -> None:
+        self._fetch, self.micro = fetch, -1
+
+    def next(self) -> Batch:
+        self.micro += 1
+        return self._fetch(self.micro)
 
 
 class Prover:
@@ -144,6 +167,15 @@ class Prover:
                 return full
             return unless_memory_is_full(partial(self._compared, with_plain, found, dtype))
 
+    def prove_update(self, steps: FirstSteps, of: Subject) -> ProofResult:
+        """Compare what `steps` kept, on every rank: ‖θ - θ_ref‖ / ‖θ_ref - θ_0‖. Raises ProofError."""
+        if steps.weights is None or not steps.num_taken:
+            return ProofResult(why_silent="loss scaling left all of them out")
+        try:
+            return unless_memory_is_full(partial(self._update_compared, steps, steps.weights, of))
+        finally:
+            release_memory(self.place.device)
+
     def _depends_on_ranks(self, shifted: Comparison, found: Computed, allowed: float) -> bool:
         """Tell whether gradients, not buffers alone, are others where another rank computes a part.
 
@@ -168,9 +200,22 @@ class Prover:
         return Work(split, signed, opened, dtype=dtype, alternates=alternates)
 
     def _of_mode(self, of: Subject, group: dist.ProcessGroup | None, work: Work) -> Computed:
+        # The module's own arithmetic, which the steps that are timed need not have.
+        case = replace(of.case, precision="fp32", fused_optimizer=False, zero_optimizer=False)
+        part = case.part_of(self.place.rank)
+        source = _PartSource(partial(self.inputs.part, replace(work.split, joined=False), work.dtype, part))
+
+        def loss(model: Any, batch: Batch) -> Tensor:
+            return work.loss(model, batch, micro=source.micro, part=part)
+
+        workload = replace(
+            self.maker.workload, loss=functional.cross_entropy, batch_loss=loss, optimizer=TakeGradients
+        )
         with of.peers.together():
             module = self.maker.module(work.dtype)
-        mode = build_mode(of.case, module, self.place, group, stages=of.stages)
+        mode = build_mode(case, module, self.place, group, stages=of.stages)
+        trainer = Trainer(case, mode, workload, source)
+        steps = FirstSteps(case, trainer, self.maker.seed, part, num_steps=1)
         try:
             if of.shares_buffers and of.peers.rank:
                 with torch.no_grad():
@@ -178,34 +223,16 @@ class Prover:
                         buffer.add_(1)  # the first rank's have to come
             with mode.explained():
                 with of.peers.together(), outside_of_wrapper(mode) as called:
-                    self._backward(of.case, mode, work)
+                    trainer.step()
                 self.likely_cause = why_wrong(called)
+                steps.after_step()
+                assert steps.weights is not None  # it was the only step
                 return Computed(
-                    gradients=on_host(mode.gradients()),
-                    buffers=on_host(mode.buffers()),
-                    state=shapes_of(mode.state_dict()),
+                    gradients=steps.weights, buffers=steps.buffers, state=shapes_of(mode.state_dict())
                 )
         finally:
-            mode.close()
-
-    def _backward(self, case: Case, mode: Mode, work: Work) -> None:
-        part, split, micro = case.part_of(self.place.rank), work.split, -1
-
-        def begin(*more: int) -> None:
-            begin_draws(self.maker.seed, 0, micro, part, *more)
-
-        def next_batch() -> Batch:
-            nonlocal micro
-            micro += 1
-            own = self.inputs.part(split, work.dtype, part, micro)
-            begin()
-            return cut(own, split.num_sources)[part] if split.joined else own
-
-        def loss(model: Any, batch: Batch) -> Tensor:
-            return work.loss(model, batch, micro=micro, part=part)
-
-        with mode.draws_from(begin):
-            GradientPass(mode, loss, next_batch, accumulate=split.accumulate).compute_gradients()
+            steps.end()
+            trainer.close()
 
     def _compared(self, with_plain: Comparison, found: Computed, dtype: torch.dtype | None) -> ProofResult:
         case, peers, right = with_plain.of.case, with_plain.of.peers, with_plain.right
@@ -233,3 +260,19 @@ class Prover:
         wrong = f"{error.said(allowed)} (relative; at most {allowed:.0e}{self.inputs.less()})"
         wrong += self.likely_cause
         return ProofResult(not_proved=with_plain.why_off(error, allowed, wrong))
+
+    def _update_compared(self, steps: FirstSteps, weights: Weights, of: Subject) -> ProofResult:
+        case, with_plain = of.case, Comparison(of, partial(self.reference.update, of, steps.scales))
+        if not with_plain.moves:
+            return ProofResult(why_silent="its optimizer changes no parameter in them")
+        update = difference(weights, {name: self.maker.start[name] for name in weights})
+        tolerance = max(UPDATE_TOLERANCES[case.precision], HOOK_TOLERANCES[case.comm_hook])
+        with_plain, error = with_plain.closest(Computed(update=update, buffers=steps.buffers), tolerance)
+        if error.total <= tolerance and not is_one_off(error, tolerance):
+            return ProofResult(error=error.total)
+        noise = with_plain.off(with_plain.reference(again=True))
+        hook = "" if case.comm_hook == "none" else f" with the {case.comm_hook} hook"
+        if wrong := beyond_rounding(error, tolerance, noise, f"{case.precision}{hook}"):
+            wrong += (STEPS if any(steps.stepped) else "") + self.likely_cause
+            return ProofResult(not_proved=with_plain.why_off(error, tolerance, wrong))
+        return within_rounding(error, tolerance, noise)

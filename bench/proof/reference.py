@@ -22,12 +22,11 @@ from ...models.workload import Batch
 from ..measure.groups import as_default, num_launched
 from ..measure.timed import AUTOCAST_DTYPES, autocast_of
 from ..modes import Stages
-from ..modes.base import gradients_of_all
 from ..plan.case import Case, Split, split_of
 from .forwards import BufferSharing, losses
 from .making import Maker, begin_draws, generators, shapes_of
 from .peers import ALONE, Peers
-from .weights import Weights, difference, on_host
+from .weights import Weights, difference, gradient_of, on_host
 
 MAX_KEPT_BYTES = 2**30
 """Results are kept for later cases while they take less; of more, the last gradient and update alone."""
@@ -209,10 +208,8 @@ class Reference:
                 # A forward may let more parameters train, and on one rank alone.
                 trains = peers.all_largest(*(one.requires_grad for one in named.values()))
                 with peers.together():
-                    trained = {
-                        pair[0]: pair[1] for pair, does in zip(named.items(), trains, strict=True) if does
-                    }
-                    gradients = gradients_of_all(trained)
+                    pairs = zip(named.items(), trains, strict=True)
+                    gradients = {name: gradient_of(one) for (name, one), does in pairs if does}
                 found, sizes = peers.mean(gradients, measures=not scales)
                 if optimizer is not None:
                     with peers.together():
@@ -252,12 +249,12 @@ def weights_of(module: nn.Module) -> Weights:
 
 def changed_weights(named: Mapping[str, Tensor], start: Weights) -> Weights:
     """Copy those of the parameters `named` to the host that train, or are no longer as in `start`."""
-    return on_host({n: one for n, one in named.items() if one.requires_grad or not _equal(one, start[n])})
+    return on_host({n: one for n, one in named.items() if one.requires_grad or _differs(one, start.get(n))})
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
+def _differs(one: Tensor, other: Tensor | None) -> bool:
     host = one.detach().cpu()
-    return torch.equal(host.nan_to_num(), other.to(host.dtype).nan_to_num())
+    return other is not None and not torch.equal(host.nan_to_num(), other.to(host.dtype).nan_to_num())
 
 
 def buffers_of(module: nn.Module) -> Weights:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Weights = dict[str, Tensor]
 """Tensors by the names of parameters or buffers."""
@@ -22,6 +22,13 @@ def norm_of(tensor: Tensor) -> Tensor:
     wide = torch.complex128 if tensor.is_complex() else torch.float64
     found: Tensor = torch.linalg.vector_norm(tensor.to(wide))
     return found
+
+
+def gradient_of(parameter: nn.Parameter) -> Tensor:
+    """The gradient of a parameter, dense; zeros where there is none."""
+    if parameter.grad is None:
+        return torch.zeros_like(parameter)
+    return parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
 
 
 def on_host(named: Weights) -> Weights:

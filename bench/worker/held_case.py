@@ -26,8 +26,8 @@ from ..modes.compiled import CompileWatch, draws_as_eager
 from ..plan.buckets import BucketLayout
 from ..plan.case import Case
 from ..plan.settings import ResolvedSettings
+from ..proof.first_steps import PROOF_STEPS, FirstSteps
 from ..proof.proof import Prover
-from ..proof.update_proof import PROOF_STEPS, FirstSteps, prove_update
 from ..results.block_times import DEVICE_ALLOCS, BlockTimes, ProofResult
 from .facts import Warmed
 
@@ -138,7 +138,7 @@ class HeldCase:
         first, self.first = self.first, None
         assert first is not None  # it has been warmed up
         prover = self.shared.prover
-        return prove_update(first, prover.subject(self.case, self.stages), prover)
+        return prover.prove_update(first, prover.subject(self.case, self.stages))
 
     def measure(self, phase: str, steps: int) -> BlockTimes:
         """Measure a block of `phase`, of `steps` steps where it is steps alone."""

@@ -9,7 +9,6 @@ PROVEN = """
 import people
 from people import *
 from ddp_bench.bench.measure.clock import Clock
-from ddp_bench.bench.measure.timed import GradientPass
 from ddp_bench.bench.modes.ddp import DistributedMode
 from ddp_bench.bench.plan.resolve import with_device_defaults
 from ddp_bench.bench.plan.settings import Settings
@@ -306,13 +305,13 @@ class Follows16(Follows):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return super().hidden(x).to(x.dtype)
 from torch.nn.parallel import DistributedDataParallel
-train, built, update = GradientPass._train, DistributedMode.__init__, Trainer._update
-mean_loss, propagate = GradientPass._mean_loss, GradientPass._propagate
+train, built, update = Trainer._train, DistributedMode.__init__, Trainer._update
+mean_loss, propagate = Trainer._mean_loss, Trainer._propagate
 def with_gradients(change):
     def propagated(self, loss):
         propagate(self, loss)
         change({name: p for name, p in self.mode.module.named_parameters() if p.grad is not None})
-    return [(GradientPass, "_propagate", propagated)]
+    return [(Trainer, "_propagate", propagated)]
 def scaled(by):
     return lambda named: [p.grad.mul_(by) for p in named.values()]
 def ignoring(*names):
@@ -359,15 +358,15 @@ fetch = Trainer._fetch
 def of_others(self):
     return tuple(part.roll(1, 0) if part.ndim == 1 else part for part in fetch(self))
 mutants = {
-    "a rank left out": [(GradientPass, "_mean_loss", left_out)],
+    "a rank left out": [(Trainer, "_mean_loss", left_out)],
     "a sum for a mean": with_gradients(scaled(size)),
     "a mean of one rank too many": with_gradients(scaled(size / (size + 1))),
     "a small parameter not synchronised": ignoring("last.bias"),
     "not synchronised": [(DistributedMode, "__init__", silent)],
     "buffers not sent": [(DistributedMode, "__init__", unsent)],
     "a hook dropped": [(DistributedMode, "__init__", unhooked)],
-    "other draws on one rank": [(GradientPass, "_train", draws_once_more)],
-    "evaluation on one rank": [(GradientPass, "_train", in_evaluation)],
+    "other draws on one rank": [(Trainer, "_train", draws_once_more)],
+    "evaluation on one rank": [(Trainer, "_train", in_evaluation)],
     "other weights on one rank": [(DistributedMode, "__init__", other_weights)],
     "a batch twice": [(held_case, "source_of", of_first)],
     "a step skipped on one rank": [(Trainer, "_update", skipped)],

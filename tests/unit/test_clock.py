@@ -21,13 +21,15 @@ from ddp_bench.bench.measure import anatomy, calibration, clock, memory, standal
 from ddp_bench.bench.measure.anatomy import run_anatomy
 from ddp_bench.bench.measure.clock import Clock, make_clock
 from ddp_bench.bench.measure.standalone import BucketReplay, allreduce_ms
-from ddp_bench.bench.measure.timed import GradientPass, Trainer, run_block
+from ddp_bench.bench.measure.timed import Trainer, run_block
 from ddp_bench.bench.modes.base import Place, SingleMode
 from ddp_bench.bench.plan.buckets import BucketLayout
 from ddp_bench.bench.predict.from_pass import slowdowns
 from ddp_bench.bench.run.standalone import CURVE_BYTES
 from ddp_bench.bench.worker import held_case
+from ddp_bench.models.data import DeviceSource
 from ddp_bench.models.step import float32_precision
+from ddp_bench.models.workload import Workload
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 
@@ -277,12 +279,10 @@ def trainer_on(gpu, module):
         gpu.launch(next(forwards_ms))
         return model(batch).sum()
 
-    trainer = Trainer.__new__(Trainer)
-    GradientPass.__init__(trainer, SingleMode(module), loss, lambda: torch.ones(1))
-    trainer.optimizer = torch.optim.SGD(module.parameters())
-    trainer.num_lead_in = 2
-    trainer._num_steps = 0
-    return trainer
+    made = {"module": lambda: module, "batch": lambda *_: None, "optimizer": torch.optim.SGD}
+    workload = Workload(name="waits", batch_loss=loss, **made)
+    case = case_of(mode="single", num_devices=1, device_type="cuda")
+    return Trainer(case, SingleMode(module), workload, DeviceSource(torch.ones(1)))
 
 
 def test_what_looks_into_steps_leaves_out_those_that_wait_for_memory(monkeypatch):

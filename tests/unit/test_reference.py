@@ -11,7 +11,7 @@ from torch import _inductor, nn
 
 from ddp_bench.bench.measure.faults import PeerFailedError, PeerFullError
 from ddp_bench.bench.modes import Stages
-from ddp_bench.bench.modes.base import SingleMode, gradients_of
+from ddp_bench.bench.modes.base import SingleMode
 from ddp_bench.bench.modes.compiled import draws_as_eager
 from ddp_bench.bench.plan.case import Split, split_of
 from ddp_bench.bench.plan.case_settings import COMM_HOOKS
@@ -25,18 +25,19 @@ from ddp_bench.bench.proof.comparison import (
     off_by,
     unless_memory_is_full,
 )
-from ddp_bench.bench.proof.making import Maker
-from ddp_bench.bench.proof.reference import Computed, Reference, Subject
-from ddp_bench.bench.proof.update_proof import (
+from ddp_bench.bench.proof.first_steps import (
     HOOK_TOLERANCES,
     MOST_TELLING,
     PROOF_STEPS,
-    TOLERANCES,
+    UPDATE_TOLERANCES,
     FirstSteps,
+    TakeGradients,
     beyond_rounding,
     within_rounding,
 )
-from ddp_bench.bench.proof.weights import difference, norm
+from ddp_bench.bench.proof.making import Maker
+from ddp_bench.bench.proof.reference import Computed, Reference, Subject
+from ddp_bench.bench.proof.weights import difference, gradient_of, norm
 from ddp_bench.bench.results.block_times import ProofResult
 from ddp_bench.bench.worker.held_case import HeldCase
 from ddp_bench.models.data import open_source
@@ -229,9 +230,9 @@ def test_weights_of_half_the_digits_are_subtracted_in_float32():
 
 
 def test_every_precision_and_hook_has_a_tolerance_below_what_faults_do():
-    assert set(TOLERANCES) == set(PRECISIONS)
+    assert set(UPDATE_TOLERANCES) == set(PRECISIONS)
     assert set(HOOK_TOLERANCES) == set(COMM_HOOKS)
-    assert max(*TOLERANCES.values(), *HOOK_TOLERANCES.values()) <= MOST_TELLING
+    assert max(*UPDATE_TOLERANCES.values(), *HOOK_TOLERANCES.values()) <= MOST_TELLING
     lost_momentum = 0.9 / (1.9 + 1.0)
     assert lost_momentum > MOST_TELLING, "equal gradients g: 1.9 g + g with momentum, g + g without"
 
@@ -379,6 +380,10 @@ def test_a_case_that_fails_in_its_first_steps_leaves_the_compiler_as_it_was():
 def test_sparse_and_missing_gradients_are_read_as_dense_ones():
     module = nn.ModuleDict({"words": nn.Embedding(4, 2, sparse=True), "unused": nn.Linear(1, 1, bias=False)})
     module["words"](torch.tensor([1])).sum().backward()
-    found = gradients_of(module)
-    assert found["words.weight"].tolist() == [[0, 0], [1, 1], [0, 0], [0, 0]]
-    assert found["unused.weight"].tolist() == [[0]]
+    frozen = nn.Parameter(torch.tensor(3.0), requires_grad=False)
+    assert gradient_of(module["words"].weight).tolist() == [[0, 0], [1, 1], [0, 0], [0, 0]]
+    TakeGradients([*module.parameters(), frozen]).step()
+    assert module["words"].weight.tolist() == [[0, 0], [1, 1], [0, 0], [0, 0]]
+    assert module["unused"].weight.tolist() == [[0]]
+    assert frozen == 3.0, "it has no gradient to tell"
+    TakeGradients([]).step()  # of a stage without parameters
