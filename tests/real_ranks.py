@@ -21,9 +21,15 @@ from ddp_bench.bench.measure.timed import Trainer  # noqa: F401
 from ddp_bench.bench.modes import Place, Unsupported, build_mode  # noqa: F401
 from ddp_bench.bench.modes.base import UnusedParametersError, pin  # noqa: F401
 from ddp_bench.bench.proof.comparison import ProofError  # noqa: F401
-from ddp_bench.bench.proof.proof import Prover  # noqa: F401
+from ddp_bench.bench.proof.making import Maker
+from ddp_bench.bench.proof.proof import Prover
 from ddp_bench.models.data import open_source  # noqa: F401
 from ddp_bench.models.registry import resnet_workload  # noqa: F401
+
+
+def make_prover(workload, place, seed=0, *, control=None, alone=None):
+    """Make what proves cases of a workload on this rank."""
+    return Prover(Maker(workload, seed, place.device, alone=alone), place, control)
 
 
 class Collectives(TorchDispatchMode):

@@ -1,44 +1,31 @@
-"""Watches the first steps of a trainer, which a proof compares with those of the plain module."""
+"""Watches the first steps of a trainer, which a proof compares with those of the plain module.
+
+And what users do in them that DDP does not see, so that a wrong gradient has a likely cause.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
-from ..common.numbers import short
 from ..measure.timed import Hook, Trainer, hooked
+from ..modes import Mode
 from ..plan.case import Case
-from ..results.block_times import ProofResult
-from .comparison import AMPLIFIED, MOST_OF_ONE, Off
+from .judge import PROOF_STEPS
 from .making import begin_draws
-from .misuse import steps_in_backward
 from .reference import changed_weights
 from .weights import Weights, gradient_of, on_host
 
-PROOF_STEPS = 2
-"""Steps that are proven: the second uses the optimizer's state, and PowerSGD compresses from the third."""
-
-UPDATE_TOLERANCES = {"fp32": 1e-2, "tf32": 1e-1, "bf16": 2e-1, "fp16": 1e-1}
-"""Largest error by precision. Seen on CPU cores (ResNet-20 and -18, 32 x 32 pixels, batch 8 and 16): compiled
-2e-3 in fp32 and 9e-2 in bf16; eager, in another memory format, 4e-3, 9e-2, and 4e-2 in fp16; TF32 has fp16's
-10 bits. Eager cases are exact. A ResNet-18 that rounds its way past a ReLU is off by 4e-2 in fp32 and 6e-1 in
-bf16: then `AMPLIFIED` decides."""
-
-HOOK_TOLERANCES = {"none": 0.0, "powersgd": 0.0, "fp16": 1e-1, "bf16": 2e-1}
-"""The same by communication hook, where that is more; seen: 3e-2 with fp16, 6e-2 with bf16."""
-
-MOST_TELLING = 0.25
-"""An error above it that rounding may have made tells nothing: without momentum the second step is off by
-0.31 where the gradients of both steps are alike, and other faults of training by more."""
+STEPS = "; a hook that steps in the backward runs before DDP averages: step after the backward"
 
 
 class TakeGradients(Optimizer):
@@ -48,7 +35,7 @@ class TakeGradients(Optimizer):
         super().__init__([{"params": list(parameters)}], {})  # a stage of a pipeline may have none
 
     @torch.no_grad()
-    def step(self, _: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:  # noqa: ARG002 - it has no use for one
         """Leave in each parameter that trains its gradient, zeros where it has none."""
         for one in self.param_groups[0]["params"]:
             if one.requires_grad:
@@ -77,7 +64,8 @@ class FirstSteps:
 
     def __post_init__(self) -> None:
         self.scales: tuple[float, ...] = (self.trainer.loss_scale,)
-        self._micro = 0
+        self.micro = -1
+        """Number of the micro-batch within the step."""
         self.until_over = contextlib.ExitStack()
         """Contexts that end with the steps that are compared."""
         if self.keeps:
@@ -88,8 +76,8 @@ class FirstSteps:
 
     @contextlib.contextmanager
     def _begun(self) -> Iterator[None]:
-        begin = partial(begin_draws, self.seed, len(self.scales) - 1, self._micro, self.part)
-        self._micro += 1
+        self.micro += 1
+        begin = partial(begin_draws, self.seed, len(self.scales) - 1, self.micro, self.part)
         begin()
         with self.trainer.mode.draws_from(begin):
             yield
@@ -98,7 +86,7 @@ class FirstSteps:
         """Look at a step; every rank of the case calls it after each."""
         if not self.keeps:
             return
-        self._micro = 0
+        self.micro = -1
         self.scales += (self.trainer.loss_scale,)
         is_last = self.case.comm_hook == "powersgd" and len(self.scales) > self.num_steps
         if is_last or self.num_taken == self.num_steps:
@@ -119,26 +107,47 @@ class FirstSteps:
         return sum(after >= scale for scale, after in itertools.pairwise(self.scales))
 
 
-def beyond_rounding(error: Off, tolerance: float, noise: Off, what: str) -> str:
-    """Say what is wrong where rounding alone, which changes the update by `noise`, does less; else empty."""
-    allowed = max(tolerance, AMPLIFIED * noise.total)
-    one_off = is_one_off(error, tolerance) and error.of_one > AMPLIFIED * noise.of_one
-    is_nan = math.isnan(error.total) and not math.isnan(noise.total)
-    if not (error.total > allowed or one_off or is_nan):
+@contextlib.contextmanager
+def outside_of_wrapper(mode: Mode) -> Iterator[list[str]]:
+    """Within it, note the modules that are called while the wrapper's forward is not running, by name."""
+    names = {id(part): name for name, part in mode.module.named_modules()}
+    called: list[str] = []
+    depth = 0
+
+    def enter(module: nn.Module, _: Any) -> None:
+        nonlocal depth
+        if module is mode.wrapped:
+            depth += 1
+        elif not depth and id(module) in names:
+            called.append(names[id(module)])
+
+    def leave(*_: Any) -> None:
+        nonlocal depth
+        depth -= 1
+
+    hooks = (
+        register_module_forward_pre_hook(enter),
+        mode.wrapped.register_forward_hook(leave, always_call=True),
+    )
+    try:
+        yield called
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def why_wrong(called: Sequence[str]) -> str:
+    """Say why gradients differ where these modules were called past the wrapper; empty without any."""
+    if not called:
         return ""
-    limit = MOST_OF_ONE if error.total <= allowed else allowed
-    said = f"{error.said(allowed)} after {PROOF_STEPS} steps"
-    return f"{said} (relative to the update; at most {limit:.0e} in {what})"
+    what = f"{called[0]} of model.module" if called[0] else "model.module"
+    return f"; the loss calls {what}, which DDP does not see: call model(…)"
 
 
-def within_rounding(error: Off, tolerance: float, noise: Off) -> ProofResult:
-    """Report an error that rounding may have made: nothing where rounding is large."""
-    if error.total <= min(max(tolerance, AMPLIFIED * noise.total), MOST_TELLING):
-        return ProofResult(error=error.total)
-    by = short(100 * noise.total, 2)
-    return ProofResult(why_silent=f"rounding alone changes the update of the reference by {by}%")
-
-
-def is_one_off(error: Off, tolerance: float) -> bool:
-    """Tell whether a single parameter is wrong; 16 bits round some by as much."""
-    return tolerance <= UPDATE_TOLERANCES["fp32"] and error.of_one > MOST_OF_ONE
+@contextlib.contextmanager
+def steps_in_backward(parameters: Sequence[nn.Parameter], found: list[bool]) -> Iterator[None]:
+    """Within it is a backward; note whether it, or a hook that follows a gradient, changes parameters."""
+    before = [one._version for one in parameters]
+    yield
+    hooked = any(getattr(one, "_post_accumulate_grad_hooks", None) for one in parameters)
+    found.append(hooked or before != [one._version for one in parameters])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,17 +22,16 @@ from ..measure.faults import classify_error, is_of_the_model
 from ..measure.groups import as_default
 from ..measure.timed import autocast_of
 from ..plan.case import Case, Split, split_of
+from .judge import IN_16_BITS
 from .making import Maker, begin_draws, precise
 from .peers import Peers
+from .reference import Fetch, Subject, Work
 
 LEAST_ROWS = 2
 """Rows of each part at least, if the case trains on as many: losses between rows need two."""
 
 LEAST_VALUES = 8
 """Values of a channel that batch norm sees at least: of two it makes 1 and -1, whatever they are."""
-
-IN_16_BITS = 2e-2
-"""Largest relative gradient error of a model that computes in 16 bits, where rounding alone does no more."""
 
 TOLERANCES_BY_DTYPE = {torch.float64: 0.0, torch.float32: 1e-3}
 """Error that a model's own arithmetic may cause, by the coarsest type in it: float32 has 7 digits, of
@@ -47,6 +47,8 @@ class ProofInputs:
     maker: Maker
     why_float32: str = ""
     """The model's error in float64; empty where it runs in it."""
+    _num_rows: int = LEAST_ROWS
+    """Rows that a part should have, once `dtype` is known."""
     _settled: set[int] = field(default_factory=set)
     """Rows of the batches that the model has seen as it trains."""
 
@@ -70,20 +72,21 @@ class ProofInputs:
         self._settled.add(num_rows)
 
     @functools.cached_property
-    def _dtype_and_rows(self) -> tuple[torch.dtype | None, int]:
+    def dtype(self) -> torch.dtype | None:
         """Float64, or float32 for a model that does not run in it; None, as it was made, for one in neither.
 
-        And rows that a part should have. Raises what the model raises in all, and what is no matter of the
-        dtype: full memory, which float32 would hide, and a broken device.
+        Raises what the model raises in all, and what is no matter of the dtype: full memory, which float32
+        would hide, and a broken device.
         """
-        for dtype in _DTYPES[:2]:
+        for dtype in _DTYPES:
             try:
-                return dtype, self._tried(dtype)
+                self._num_rows = self._tried(dtype)
+                break
             except RAISED_BY_USERS as error:
-                if not is_of_the_model(error):
+                if dtype is None or not is_of_the_model(error):
                     raise
                 self.why_float32 = self.why_float32 or classify_error(error).reason
-        return None, self._tried(None)
+        return dtype
 
     def _tried(self, dtype: torch.dtype | None) -> int:
         """Compute a gradient on the least batch; how many rows there should be."""
@@ -104,17 +107,12 @@ class ProofInputs:
         loss.backward()
         return math.ceil(LEAST_ROWS * max(1.0, LEAST_VALUES / min(values, default=LEAST_VALUES)))
 
-    @property
-    def dtype(self) -> torch.dtype | None:
-        """Type that it is proved in; see `_dtype_and_rows`."""
-        return self._dtype_and_rows[0]
-
     def agreed(self, case: Case, peers: Peers) -> tuple[torch.dtype | None, Split]:
         """The type and the split of the batch that the first rank finds, on all ranks of the case."""
         found = torch.zeros(2, dtype=torch.int64)
         with peers.together(), as_default(self.maker.alone):
             if not peers.rank:
-                found[0], found[1] = _DTYPES.index(self.dtype), self._dtype_and_rows[1]
+                found[0], found[1] = _DTYPES.index(self.dtype), self._num_rows
         which, num_rows = peers.given(found).tolist()
         return _DTYPES[which], proven_split(case, num_rows)
 
@@ -139,6 +137,14 @@ class ProofInputs:
         if not self.why_float32:
             return ""
         return f"; in {'float32' if self.dtype else 'its own dtype'}, for in float64: {self.why_float32}"
+
+    def work(self, of: Subject, split: Split, dtype: torch.dtype | None) -> Work:
+        """Return the gradient of the batch, split so, as what a proof computes."""
+
+        def opened(part: int, _: object) -> Fetch:
+            return partial(self.part, split, dtype, part)
+
+        return Work(of, split, self.maker.loss, opened, dtype=dtype)
 
     def part(self, split: Split, dtype: torch.dtype | None, part: int, micro: int) -> Batch:
         """A part of a micro-batch, of a joined one the whole, made anew for each use."""

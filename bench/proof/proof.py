@@ -9,7 +9,7 @@ batches. Parameters and buffers after them must be the plain module's, on every 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,45 +19,29 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from ...models.data import BatchSource
+from ...models.data import HostSource
 from ...models.step import float32_precision
-from ...models.workload import Batch, Workload, one_line
+from ...models.workload import Batch, one_line
 from ..common.errors import RAISED_BY_USERS
 from ..measure.faults import hint_of, is_of_the_model
 from ..measure.memory import release_memory
 from ..measure.timed import Trainer
 from ..modes import Place, Stages, Unsupported, build_mode
-from ..plan.case import STAND_IN, Case, Split
+from ..plan.case import STAND_IN, Case
 from ..results.block_times import ProofResult
-from .comparison import AMPLIFIED, BY_RANK, EXACT, NO_GRADIENT, Comparison, ProofError, unless_memory_is_full
-from .first_steps import (
-    HOOK_TOLERANCES,
-    UPDATE_TOLERANCES,
-    FirstSteps,
-    TakeGradients,
-    beyond_rounding,
-    is_one_off,
-    within_rounding,
-)
-from .inputs import IN_16_BITS, LEAST_ROWS, ProofInputs
+from .comparison import NO_GRADIENT, Comparison, ProofError, unless_memory_is_full
+from .first_steps import STEPS, FirstSteps, TakeGradients, outside_of_wrapper, why_wrong
+from .inputs import LEAST_ROWS, ProofInputs
+from .judge import GRADIENT_TOLERANCES, HOOK_TOLERANCES, MAX_IN_16_BITS, UPDATE_TOLERANCES, Tolerance, judge
 from .making import Maker, shapes_of
-from .misuse import STEPS, outside_of_wrapper, why_wrong
 from .peers import Peers
-from .reference import Computed, Reference, Subject, Work
+from .reference import Computed, Reference, Subject, Work, training_of
 from .split_effect import MIN_REPEATED, SplitEffect
 from .stages import Splitter
 from .weights import Weights, difference
 
-TOLERANCES = {"none": EXACT, "powersgd": EXACT, "fp16": 2e-3, "bf16": 2e-2}
-"""Largest relative gradient error by communication hook, in float64; fp16 and bf16 hooks round what they
-send (half their last mantissa bit is 2^-11 and 2^-8), PowerSGD compresses only from its third step."""
-
 VANISHING = 1e-12
 """Norm of gradients of alternating signs that may be no more than rounding."""
-
-MOST_IN_16_BITS = 0.25
-"""Largest gradient error, even where the mode computes in 16 bits and the proof cannot use float64: 8 bits
-of bf16 cost 3% on ResNet-20 and 13% on ResNet-50, in eval mode."""
 
 NOT_STOOD_IN = (
     "DP as emulated on CPU cores does not take this model, which nn.DataParallel on GPUs may; both split "
@@ -76,17 +60,6 @@ def why_rows_are_needed(case: Case) -> str:
     return ""
 
 
-class _PartSource(BatchSource):
-    """The micro-batches of one part of a proof's batch; `micro` is the number of the last one."""
-
-    def __init__(self, fetch: Callable[[int], Batch]) -> None:
-        self._fetch, self.micro = fetch, -1
-
-    def next(self) -> Batch:
-        self.micro += 1
-        return self._fetch(self.micro)
-
-
 class Prover:
     """Proves one case after another for one workload; keeps the reference gradients it has computed."""
 
@@ -95,23 +68,10 @@ class Prover:
     likely_cause = ""
     """Likely cause of gradients that differ: what the loss of the case proved last did past the wrapper."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        place: Place,
-        seed: int,
-        *,
-        data_workers: int = 0,
-        control: dist.ProcessGroup | None = None,
-        alone: dist.ProcessGroup | None = None,
-        num_outputs: int | None = None,
-    ) -> None:
-        """`control` is what ranks speak through in a proof (None: the default group); others as in Maker."""
-        self.place, self._control = place, control
-        self.maker = Maker(
-            workload, seed, place.device, data_workers=data_workers, alone=alone, num_outputs=num_outputs
-        )
-        self.splitter = Splitter(self.maker)
+    def __init__(self, maker: Maker, place: Place, control: dist.ProcessGroup | None = None) -> None:
+        """`control` is what ranks speak through in a proof (None: the default group)."""
+        self.maker, self.place, self._control = maker, place, control
+        self.splitter = Splitter(maker)
         self._is_given = place.rank == 0
         """True where its modules have the first rank's weights."""
         self.forget()
@@ -121,16 +81,12 @@ class Prover:
         self.inputs, self.reference = ProofInputs(self.maker), Reference(self.maker)
         self.split_effect = SplitEffect(self.inputs, self.reference)
 
-    def peers(self, case: Case) -> Peers:
-        """The ranks of a case, each of which asks: from then on modules have the first one's weights."""
-        found = Peers(self.place.rank, case.num_ranks, self._control)
-        if found.number > 1 and found.largest(not self._is_given):
-            self.maker.start, self._is_given = found.all_given(self.maker.start), True
-        return found
-
     def subject(self, case: Case, stages: Stages | None = None) -> Subject:
-        """The case as it is proved; each of its ranks asks."""
-        return Subject(case=case, stages=stages, peers=self.peers(case))
+        """The case as it is proved. Each of its ranks asks, and from then on has the first one's weights."""
+        peers = Peers(self.place.rank, case.num_ranks, self._control)
+        if peers.number > 1 and peers.largest(not self._is_given):
+            self.maker.start, self._is_given = peers.all_given(self.maker.start), True
+        return Subject(case=case, stages=stages, peers=peers)
 
     def prove(self, case: Case, group: dist.ProcessGroup | None, stages: Stages | None = None) -> ProofResult:
         """Relative gradient error ‖g - g_single‖ / ‖g_single‖ of this case.
@@ -146,26 +102,25 @@ class Prover:
             self.inputs.settle(case, of.peers, LEAST_ROWS)
             dtype, split = self.inputs.agreed(case, of.peers)
             self.inputs.settle(case, of.peers, split.batch_size // split.num_chunks)
-            work = self._work(split, dtype)
-            with_plain = Comparison(of, partial(self.reference.computed, of, work))
             try:
-                full = unless_memory_is_full(with_plain.check_use)
-                if full is None and with_plain.size <= VANISHING:
-                    # A loss of all ranks' rows is the same on each: with other signs its gradients cancel.
-                    work = self._work(split, dtype, alternates=False)
-                    with_plain = Comparison(of, partial(self.reference.computed, of, work))
+                # A loss of all ranks' rows is the same on each: with other signs its gradients cancel.
+                for alternates in (not split.joined, False):
+                    work = replace(self.inputs.work(of, split, dtype), alternates=alternates)
+                    with_plain = Comparison(self.reference, work)
                     full = unless_memory_is_full(with_plain.check_use)
-                found = self._of_mode(of, group, work)
+                    if full is not None or with_plain.on_any[0] > VANISHING:
+                        break
+                found = self._of_mode(group, work)
             except RAISED_BY_USERS as error:
                 if case.impl != STAND_IN or not is_of_the_model(error):
                     raise
                 whole = replace(split, num_chunks=1, gathered=False)
                 # An error of the model's own comes first.
-                self.reference.computed(of, self._work(whole, dtype))
+                self.reference.computed(self.inputs.work(of, whole, dtype))
                 raise Unsupported(f"{NOT_STOOD_IN}: {one_line(error)}{hint_of(error)}") from error
             if full is not None:
                 return full
-            return unless_memory_is_full(partial(self._compared, with_plain, found, dtype))
+            return unless_memory_is_full(partial(self._compared, with_plain, found))
 
     def prove_update(self, steps: FirstSteps, of: Subject) -> ProofResult:
         """Compare what `steps` kept, on every rank: ‖θ - θ_ref‖ / ‖θ_ref - θ_0‖. Raises ProofError."""
@@ -176,43 +131,33 @@ class Prover:
         finally:
             release_memory(self.place.device)
 
-    def _depends_on_ranks(self, shifted: Comparison, found: Computed, allowed: float) -> bool:
+    def _depends_on_ranks(self, shifted: Comparison, found: Computed, tolerance: Tolerance) -> bool:
         """Tell whether gradients, not buffers alone, are others where another rank computes a part.
 
         That may be right, as where one rank's rows are sent to all; one device on the whole batch tells.
         """
-        if shifted.off(replace(found, buffers={}), allowed).is_within(allowed):
+        if judge(shifted.error_of(replace(found, buffers={}), tolerance), tolerance):
             return False
-        effect = self.split_effect.of(shifted.of)
-        is_off = not shifted.of.peers.rank and (effect is None or effect > MIN_REPEATED)
-        return bool(shifted.of.peers.largest(is_off))
+        of = shifted.work.of
+        effect = self.split_effect.of(of)
+        return bool(of.peers.largest(not of.peers.rank and (effect is None or effect > MIN_REPEATED)))
 
-    def _work(self, split: Split, dtype: torch.dtype | None, *, alternates: bool = True) -> Work:
-        alternates = alternates and not split.joined
-
-        def signed(model: Any, batch: Batch, micro: int, part: int) -> Tensor:
-            # They alternate, so that what all parts have in common cancels.
-            return self.maker.loss(model, batch) * ((-1) ** (part + micro) if alternates else 1)
-
-        def opened(part: int, _: object) -> Callable[[int], Batch]:
-            return partial(self.inputs.part, split, dtype, part)
-
-        return Work(split, signed, opened, dtype=dtype, alternates=alternates)
-
-    def _of_mode(self, of: Subject, group: dist.ProcessGroup | None, work: Work) -> Computed:
+    def _of_mode(self, group: dist.ProcessGroup | None, work: Work) -> Computed:
         # The module's own arithmetic, which the steps that are timed need not have.
+        of = work.of
         case = replace(of.case, precision="fp32", fused_optimizer=False, zero_optimizer=False)
         part = case.part_of(self.place.rank)
-        source = _PartSource(partial(self.inputs.part, replace(work.split, joined=False), work.dtype, part))
 
         def loss(model: Any, batch: Batch) -> Tensor:
-            return work.loss(model, batch, micro=source.micro, part=part)
+            return work.loss(model, batch) * work.sign(steps.micro, part)
 
         workload = replace(
             self.maker.workload, loss=functional.cross_entropy, batch_loss=loss, optimizer=TakeGradients
         )
         with of.peers.together():
-            module = self.maker.module(work.dtype)
+            module, split = self.maker.module(work.dtype), replace(work.split, joined=False)
+            batches = [self.inputs.part(split, work.dtype, part, micro) for micro in range(split.accumulate)]
+        source = HostSource(batches, self.place.device)
         mode = build_mode(case, module, self.place, group, stages=of.stages)
         trainer = Trainer(case, mode, workload, source)
         steps = FirstSteps(case, trainer, self.maker.seed, part, num_steps=1)
@@ -228,51 +173,38 @@ class Prover:
                 steps.after_step()
                 assert steps.weights is not None  # it was the only step
                 return Computed(
-                    gradients=steps.weights, buffers=steps.buffers, state=shapes_of(mode.state_dict())
+                    update=steps.weights, buffers=steps.buffers, state=shapes_of(mode.state_dict())
                 )
         finally:
             steps.end()
             trainer.close()
 
-    def _compared(self, with_plain: Comparison, found: Computed, dtype: torch.dtype | None) -> ProofResult:
-        case, peers, right = with_plain.of.case, with_plain.of.peers, with_plain.right
+    def _compared(self, with_plain: Comparison, found: Computed) -> ProofResult:
+        of, dtype, right = with_plain.work.of, with_plain.work.dtype, with_plain.right
         odd = sorted(found.state.items() ^ right.state.items(), key=str) if right is not None else []
-        if peers.largest(bool(odd)):
+        if of.peers.largest(bool(odd)):
             first = f": {odd[0][0]}" if odd else ""
             raise ProofError(f"its state dict is not the plain module's{first}")
-        self.draws = with_plain.draws
-        narrowed = case.mp_policy != "none" and dtype != torch.float64
-        allowed = MOST_IN_16_BITS if narrowed else TOLERANCES[case.comm_hook]
-        if not with_plain.size:
+        size, self.draws, _ = with_plain.on_any
+        if not size:
             return ProofResult(not_proved=NO_GRADIENT)
-        shifted = with_plain
-        with_plain, error = shifted.closest(found, allowed)
-        if not error.is_within(allowed):
-            allowed = max(allowed, self.inputs.allowed(peers))
-            with_plain, error = shifted.closest(found, allowed)
-        if with_plain is not shifted and self._depends_on_ranks(shifted, found, allowed):
-            return ProofResult(not_proved=BY_RANK)
-        if allowed >= IN_16_BITS and not error.is_within(allowed):
-            noise = with_plain.off(with_plain.reference(again=True), allowed)
-            allowed = max(allowed, min(AMPLIFIED * noise.total, MOST_IN_16_BITS))
-        if error.is_within(allowed):
-            return ProofResult(error=error.total)
-        wrong = f"{error.said(allowed)} (relative; at most {allowed:.0e}{self.inputs.less()})"
-        wrong += self.likely_cause
-        return ProofResult(not_proved=with_plain.why_off(error, allowed, wrong))
+
+        def tolerances() -> Iterator[Tolerance]:
+            narrowed, where = of.case.mp_policy != "none" and dtype != torch.float64, self.inputs.less()
+            least = MAX_IN_16_BITS if narrowed else GRADIENT_TOLERANCES[of.case.comm_hook]
+            yield Tolerance(least, where=where)
+            yield Tolerance(max(least, self.inputs.allowed(of.peers)), where=where)
+
+        return with_plain.prove(found, tolerances(), self._depends_on_ranks, self.likely_cause)
 
     def _update_compared(self, steps: FirstSteps, weights: Weights, of: Subject) -> ProofResult:
-        case, with_plain = of.case, Comparison(of, partial(self.reference.update, of, steps.scales))
-        if not with_plain.moves:
+        with_plain = Comparison(self.reference, training_of(self.maker, of, steps.scales))
+        if not with_plain.on_any[0]:
             return ProofResult(why_silent="its optimizer changes no parameter in them")
         update = difference(weights, {name: self.maker.start[name] for name in weights})
-        tolerance = max(UPDATE_TOLERANCES[case.precision], HOOK_TOLERANCES[case.comm_hook])
-        with_plain, error = with_plain.closest(Computed(update=update, buffers=steps.buffers), tolerance)
-        if error.total <= tolerance and not is_one_off(error, tolerance):
-            return ProofResult(error=error.total)
-        noise = with_plain.off(with_plain.reference(again=True))
-        hook = "" if case.comm_hook == "none" else f" with the {case.comm_hook} hook"
-        if wrong := beyond_rounding(error, tolerance, noise, f"{case.precision}{hook}"):
-            wrong += (STEPS if any(steps.stepped) else "") + self.likely_cause
-            return ProofResult(not_proved=with_plain.why_off(error, tolerance, wrong))
-        return within_rounding(error, tolerance, noise)
+        precision, hook = of.case.precision, of.case.comm_hook
+        total = max(UPDATE_TOLERANCES[precision], HOOK_TOLERANCES[hook])
+        where = f" in {precision}" + ("" if hook == "none" else f" with the {hook} hook")
+        cause = (STEPS if any(steps.stepped) else "") + self.likely_cause
+        found, tolerance = Computed(update=update, buffers=steps.buffers), Tolerance(total, True, where)
+        return with_plain.prove(found, [tolerance], cause=cause)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...models.nested import join, map_tensors
-from ...models.workload import Batch
+from ...models.workload import Batch, Loss
 from ..measure.groups import as_default, num_launched
 from ..measure.timed import AUTOCAST_DTYPES, autocast_of
 from ..modes import Stages
@@ -66,12 +66,10 @@ class Subject:
 class Computed:
     """The result of a gradient or of steps, of the plain module or a mode."""
 
-    gradients: Weights = field(default_factory=dict)
-    """Those of one step, averaged over the parts; without any where steps were trained."""
-    sizes: Weights = field(default_factory=dict)
-    """The largest norm of each among the parts."""
     update: Weights = field(default_factory=dict)
-    """Change of its parameters by the steps, of those that train or changed."""
+    """Gradients, averaged over the parts, or what steps add to parameters that train or changed."""
+    sizes: Weights = field(default_factory=dict)
+    """The largest norm of each gradient among the parts."""
     buffers: Weights = field(default_factory=dict)
     """After them, those of this rank's own part of the batch."""
     state: dict[str, Any] = field(default_factory=dict)
@@ -83,29 +81,39 @@ class Computed:
     asks: bool = False
     """True where the model or its loss asked other ranks, by collectives."""
 
-    @property
-    def num_bytes(self) -> int:
-        """Host memory that its tensors take."""
-        parts = (self.gradients, self.update, self.buffers)
-        return sum(one.numel() * one.element_size() for part in parts for one in part.values())
-
 
 @dataclass(frozen=True)
 class Work:
-    """The computation of a proof: the gradient of a batch, or a step for each of `scales` but the last."""
+    """The steps of a proof: one for each of `scales` but the last, or without any the gradient of a batch."""
 
+    of: Subject
     split: Split
-    loss: Callable[..., Tensor]
-    """Loss of model, batch, and the numbers `micro` of the micro-batch and `part` of the part."""
+    loss: Loss
     opened: Callable[[int, contextlib.ExitStack], Fetch]
     """Source from which a part is fetched, until the stack is closed."""
     scales: tuple[float, ...] = ()
     """Factors on the loss of each step, and of the next; where they fall, the step was left out."""
     dtype: torch.dtype | None = None
     alternates: bool = False
-    """True where the losses of parts have alternating signs."""
+    """True where the losses of parts have alternating signs: what all parts have in common cancels."""
     evaluates: bool = False
     """True where the module is in evaluation mode; what comes of it is not kept."""
+    perturbed: bool = False
+    """True where all is the same but for rounding: parameters shifted by `PERTURBED`, gradients rounded as by
+    the case's hook."""
+    in_order: bool = False
+    """True where each rank computes its own part."""
+
+    def sign(self, micro: int, part: int) -> int:
+        """Return the sign of the loss of a part of a micro-batch."""
+        return (-1) ** (micro + part) if self.alternates else 1
+
+    def key(self, peers: Peers) -> tuple[object, ...]:
+        """Return what its result depends on, where these ranks compute it."""
+        case, of = self.of.case, self.of
+        how = (case.precision, case.data, self.perturbed and case.comm_hook)
+        shape = (peers.number, peers.shift, of.shares_buffers, of.stages and of.stages.by_device)
+        return (self.split, self.scales, self.alternates, *how, *shape)
 
 
 @dataclass
@@ -115,76 +123,47 @@ class Reference:
     maker: Maker
     _known: dict[tuple[object, ...], Computed] = field(default_factory=dict)
 
-    def update(self, of: Subject, scales: tuple[float, ...], **how: bool) -> Computed | None:
-        """Return the plain module's update under these scales, in the case's precision; as `computed`."""
-
-        def loss(model: Any, batch: Batch, **_: int) -> Tensor:
-            with autocast_of(of.case):
-                return self.maker.loss(model, batch)
-
-        work = Work(split_of(of.case), loss, partial(self._opened, of.case), scales)
-        return self.computed(of, work, **how)
-
-    def computed(
-        self,
-        of: Subject,
-        work: Work,
-        *,
-        again: bool = False,
-        repeated: bool = False,
-        in_order: bool = False,
-    ) -> Computed | None:
+    def computed(self, work: Work, *, repeated: bool = False) -> Computed | None:
         """Return the result of the plain module; None on a rank that computes no part of it.
 
         Each of the case's ranks calls it; where it raises on one, it raises on all, also on those without a
-        part, which would wait for the others' next word. `again`: in a way that is the same but for rounding,
-        parameters shifted by `PERTURBED` and gradients rounded as the case's hook does. `repeated`: once
-        more, though it is known what comes of it. `in_order`: each rank computes its own part.
+        part, which would wait for the others' next word. `repeated`: once more, though it is known.
         """
-        with of.peers.together():
-            if (peers := of.sources) is None:
+        with work.of.peers.together():
+            if (peers := work.of.sources) is None:
                 return None
-            if in_order:
+            if work.in_order:
                 peers = replace(peers, shift=0)
-            return self._known_or_run(of, work, peers, again=again, repeated=repeated)
-
-    def _known_or_run(
-        self, of: Subject, work: Work, peers: Peers, *, again: bool, repeated: bool
-    ) -> Computed:
-        case = of.case
-        how = (case.precision, case.data, again and case.comm_hook)
-        if work.evaluates:
             with as_default(self.maker.alone if peers.number == 1 else None):
-                return self._run(of, work, peers, again=again)
-        shape = (peers.number, peers.shift, of.shares_buffers, of.stages and of.stages.by_device)
-        key = (work.split, work.scales, work.alternates, *how, *shape)
-        if repeated or peers.largest(key not in self._known):
-            self._make_room(key)
-            with as_default(self.maker.alone if peers.number == 1 else None):
-                self._known[key] = self._run(of, work, peers, again=again)
-        return self._known[key]
+                if work.evaluates:
+                    return self._run(work, peers)
+                key = work.key(peers)
+                if repeated or peers.largest(key not in self._known):
+                    self._make_room(key)
+                    self._known[key] = self._run(work, peers)
+                return self._known[key]
 
     def _make_room(self, key: tuple[object, ...]) -> None:
         """Forget gradients before others are computed, or updates, where all together take much memory."""
         self._known.pop(key, None)
-        if sum(one.num_bytes for one in self._known.values()) > MAX_KEPT_BYTES:
+        held = [part for one in self._known.values() for part in (one.update, one.buffers)]
+        if sum(one.nbytes for part in held for one in part.values()) > MAX_KEPT_BYTES:
             same_kind = [other for other in self._known if bool(other[1]) == bool(key[1])]
             for other in same_kind:
                 del self._known[other]
 
-    def _run(self, of: Subject, work: Work, peers: Peers, *, again: bool) -> Computed:
-        split, scales, draws = work.split, work.scales, False
+    def _run(self, work: Work, peers: Peers) -> Computed:
+        of, split, scales, draws = work.of, work.split, work.scales, False
         launched = 0
         with contextlib.ExitStack() as closing:
             with peers.together():
                 module = self.maker.module(work.dtype)
                 if work.evaluates:
                     module.eval()
-                if again:
+                if work.perturbed:
                     _perturb(module)
-                before = {**self.maker.start, **weights_of(module)}
-                if again:
-                    before |= changed_weights(dict(module.named_parameters()), before)
+                start = self.maker.start
+                before = start | changed_weights(dict(module.named_parameters()), start) if scales else {}
                 buffers = BufferSharing(module, peers) if of.shares_buffers else None
                 optimizer = self.maker.workload.optimizer(list(module.parameters())) if scales else None
                 fetch = work.opened(peers.part, closing)
@@ -198,9 +177,9 @@ class Reference:
                         begin = partial(begin_draws, self.maker.seed, step, micro, peers.part)
                         begin()
                         states, before_losses = generators(), num_launched(dist.group.WORLD) or 0
-                        loss = partial(work.loss, micro=micro, part=peers.part)
-                        for one in losses(loss, module, batch, split, begin, of.stages):
-                            (one / (split.num_losses * split.accumulate) * scale).backward()
+                        factor = work.sign(micro, peers.part) * scale
+                        for one in losses(work.loss, module, batch, split, begin, of.stages):
+                            (one / (split.num_losses * split.accumulate) * factor).backward()
                             draws = draws or generators() != states
                         launched += (num_launched(dist.group.WORLD) or 0) - before_losses
                 named = dict(module.named_parameters())
@@ -213,15 +192,18 @@ class Reference:
                 found, sizes = peers.mean(gradients, measures=not scales)
                 if optimizer is not None:
                     with peers.together():
-                        _set_gradients(module, found, scale, of.case.comm_hook if again else "none")
+                        _set_gradients(module, found, scale, of.case.comm_hook if work.perturbed else "none")
                         if next_scale >= scale:
                             optimizer.step()
         with peers.together():
-            after = changed_weights(dict(module.named_parameters()), before) if scales else {}
+            if scales:
+                after = changed_weights(dict(module.named_parameters()), before)
+                update = difference(after, {name: before[name] for name in after})
+            else:
+                update = on_host(found)
         return Computed(
-            gradients={} if scales else on_host(found),
+            update=update,
             sizes=on_host(sizes),
-            update=difference(after, {name: before[name] for name in after}),
             buffers=peers.own_part(buffers_of(module)),
             state=shapes_of(module.state_dict()),
             draws=draws,
@@ -229,22 +211,28 @@ class Reference:
             asks=launched != (0 if buffers is None else buffers.num_launched),
         )
 
-    def _opened(self, case: Case, own: int, closing: contextlib.ExitStack) -> Fetch:
-        split, sources = split_of(case), []
+
+def training_of(maker: Maker, of: Subject, scales: tuple[float, ...]) -> Work:
+    """Return the steps of a case's training under these scales, in its precision and on its own batches."""
+    split = split_of(of.case)
+
+    def loss(model: Any, batch: Batch) -> Tensor:
+        with autocast_of(of.case):
+            return maker.loss(model, batch)
+
+    def opened(own: int, closing: contextlib.ExitStack) -> Fetch:
+        sources = []
         for part in range(split.num_sources) if split.joined else [own]:
-            sources.append(self.maker.source(case, part, torch.device("cpu")))
+            sources.append(maker.source(of.case, part, torch.device("cpu")))
             closing.callback(sources[-1].close)
 
         def fetch(_: int) -> Batch:
             found = [source.next() for source in sources]
-            return map_tensors(lambda one: one.to(self.maker.device), join(found) if found[1:] else found[0])
+            return map_tensors(lambda one: one.to(maker.device), join(found) if found[1:] else found[0])
 
         return fetch
 
-
-def weights_of(module: nn.Module) -> Weights:
-    """Copy the trainable parameters to the host."""
-    return on_host({name: one for name, one in module.named_parameters() if one.requires_grad})
+    return Work(of, split, loss, opened, scales)
 
 
 def changed_weights(named: Mapping[str, Tensor], start: Weights) -> Weights:

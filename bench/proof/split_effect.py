@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...models.nested import map_tensors
@@ -16,10 +15,10 @@ from ..common.errors import RAISED_BY_USERS
 from ..measure.faults import classify_error
 from ..plan.case import Split
 from .inputs import ProofInputs, proven_split
+from .judge import compute_error
 from .making import begin_draws
 from .peers import ALONE
-from .reference import Computed, Reference, Subject, Work
-from .weights import Weights, difference, norm
+from .reference import Reference, Subject
 
 MIN_REPEATED = 1e-3
 """A smaller effect is rounding, or too small to matter."""
@@ -63,43 +62,26 @@ class SplitEffect:
                 self._known[key] = None
         return self._known[key]
 
-    def _computed(self, of: Subject, split: Split, dtype: Any) -> float | None:
-        parts = self._reference.computed(of, self._work(split, dtype))
-        found = None
+    def _computed(self, of: Subject, split: Split, dtype: torch.dtype | None) -> float | None:
+        parts = self._reference.computed(replace(self._inputs.work(of, split, dtype), evaluates=True))
         with of.peers.together():
-            if not of.peers.rank and parts is not None:
-                found = self._against_whole(of, parts, split, dtype)
-        return found
+            if of.peers.rank or parts is None:
+                return None
+            one_device, all_rows = replace(of, stages=None, peers=ALONE), Split(1, split.num_rows)
+            work = replace(self._inputs.work(one_device, all_rows, dtype), evaluates=True)
+            whole = self._reference.computed(work)
+            assert whole is not None  # it is alone
+            effect = compute_error(parts.update, whole.update, "gradients").total
+            if effect <= MIN_REPEATED:
+                return effect
+            once_more = self._reference.computed(replace(work, loss=self._second_loss))
+            assert once_more is not None
+            noise = compute_error(once_more.update, whole.update, "gradients").total
+            return effect if noise <= MAX_NOISE * effect else None
 
-    def _against_whole(self, of: Subject, parts: Computed, split: Split, dtype: Any) -> float | None:
-        one_device = replace(of, stages=None, peers=ALONE)
-        work = self._work(Split(1, split.num_rows), dtype)
-        whole = self._reference.computed(one_device, work)
-        assert whole is not None  # it is alone
-        effect = _apart(parts.gradients, whole.gradients)
-        if effect <= MIN_REPEATED:
-            return effect
-        once_more = self._reference.computed(one_device, replace(work, loss=self._second_loss))
-        assert once_more is not None
-        noise = _apart(once_more.gradients, whole.gradients)
-        return effect if noise <= MAX_NOISE * effect else None
-
-    def _work(self, split: Split, dtype: Any) -> Work:
-        def opened(part: int, _: object) -> Any:
-            return partial(self._inputs.part, split, dtype, part)
-
-        return Work(split, self._loss, opened, dtype=dtype, evaluates=True)
-
-    def _loss(self, model: Any, batch: Batch, **_: int) -> Tensor:
-        return self._inputs.maker.loss(model, batch)
-
-    def _second_loss(self, model: Any, batch: Batch, **_: int) -> Tensor:
+    def _second_loss(self, model: Any, batch: Batch) -> Tensor:
         """The loss of a model that has seen the batch, with other draws."""
-        self._loss(model, map_tensors(Tensor.clone, batch))
-        begin_draws(self._inputs.maker.seed + 1)
-        return self._loss(model, batch)
-
-
-def _apart(found: Weights, right: Weights) -> float:
-    length = norm(right)
-    return norm(difference(found, right)) / length if length else math.inf
+        maker = self._inputs.maker
+        maker.loss(model, map_tensors(Tensor.clone, batch))
+        begin_draws(maker.seed + 1)
+        return maker.loss(model, batch)

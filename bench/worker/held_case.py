@@ -26,7 +26,8 @@ from ..modes.compiled import CompileWatch, draws_as_eager
 from ..plan.buckets import BucketLayout
 from ..plan.case import Case
 from ..plan.settings import ResolvedSettings
-from ..proof.first_steps import PROOF_STEPS, FirstSteps
+from ..proof.first_steps import FirstSteps
+from ..proof.judge import PROOF_STEPS
 from ..proof.proof import Prover
 from ..results.block_times import DEVICE_ALLOCS, BlockTimes, ProofResult
 from .facts import Warmed
@@ -196,7 +197,7 @@ def build(case: Case, group: dist.ProcessGroup | None, shared: Shared, stages: S
     release_memory(place.device)  # torch before 2.15 leaves cycles, which would count as other cases'
     source = source_of(case, shared)
     memory = MemoryWatch(devices_of(case, place), source.held)
-    prover.peers(case)
+    prover.subject(case, stages)
     module = placed(prover.maker.module(), case, place.device)
     mode = build_mode(case, module, place, group, stages=stages)
     return HeldCase(case, group, shared, Trainer(case, mode, prover.maker.workload, source), memory, stages)

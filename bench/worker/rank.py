@@ -36,6 +36,7 @@ from ..measure.standalone import allreduce_ms
 from ..modes import require_compiler
 from ..plan.settings import ResolvedSettings
 from ..proof.agreement import differing_gradients
+from ..proof.making import Maker
 from ..proof.proof import Prover
 from ..results.block_times import Fault, ProofResult
 from . import messages as m
@@ -116,7 +117,7 @@ class Rank:
                     return live.measure(command.phase, command.steps)
             case m.Agree():
                 live = self._live[command.index]
-                return differing_gradients(live.trainer, self._prover.peers(live.case))
+                return differing_gradients(live.trainer, self._prover.subject(live.case).peers)
             case m.Curve():
                 group = self._groups.get(command.group)
                 return allreduce_ms(command.num_bytes, group, self.place.device, self._shared.clock)
@@ -174,15 +175,15 @@ class Rank:
             self._alone = new_group(range(1), settings.backend or "gloo")
         torch.backends.cudnn.benchmark = settings.first("cudnn_benchmark")
         self._of_this_run.enter_context(float32_precision(settings.precision, self.place.device))
-        self._prover = Prover(
+        maker = Maker(
             workload,
-            self.place,
             settings.seed,
+            self.place.device,
             data_workers=settings.data_workers,
-            control=self._control,
             alone=self._alone,
             num_outputs=asked.num_outputs,
         )
+        self._prover = Prover(maker, self.place, self._control)
         self._shared = Shared(
             place=self.place,
             settings=settings,

@@ -12,7 +12,7 @@ from ddp_bench.models.registry import resnet_workload
 COMMON = """
 from ddp_bench.models.workload import loss_function
 workload = resnet_workload("resnet20", 16)
-prover = Prover(workload, cluster.place, 0)
+prover = make_prover(workload, cluster.place, 0)
 group = cluster.group(2, "gloo")
 def case(mode, **settings):
     return case_of(mode=mode, image_size=16, backend="gloo", **settings)

@@ -7,6 +7,7 @@ from inspect import signature
 import pytest
 import torch
 from made import case_of
+from real_ranks import make_prover
 from selection import in_campaign
 from test_workloads import PROVEN
 from torch.nn import functional
@@ -19,7 +20,6 @@ from ddp_bench.bench.modes.ddp import ARGUMENTS
 from ddp_bench.bench.modes.dp import DataParallelStandIn
 from ddp_bench.bench.proof import proof
 from ddp_bench.bench.proof.comparison import NO_MEMORY, ProofError
-from ddp_bench.bench.proof.proof import Prover
 from ddp_bench.bench.proof.reference import Reference
 from ddp_bench.models.registry import resnet_workload
 from ddp_bench.models.workload import Workload
@@ -62,13 +62,13 @@ def prefixed(self):
 def test_a_fault_of_dp_is_caught(monkeypatch, owner, method, fault, said):
     monkeypatch.setattr(owner, method, fault)
     with pytest.raises(ProofError, match=said):
-        Prover(resnet_workload("resnet20", 16), PLACE, 0).prove(CASE, None)
+        make_prover(resnet_workload("resnet20", 16), PLACE, 0).prove(CASE, None)
 
 
 DDP_PROOF = """
 from ddp_bench.bench.measure.faults import PeerFailedError
 workload = resnet_workload("resnet20", 16)
-prover = Prover(workload, cluster.place, 0)
+prover = make_prover(workload, cluster.place, 0)
 group = cluster.group(2, "gloo")
 base = dict(image_size=16, batch_per_device=2, backend="gloo")
 def error(**settings):
@@ -115,7 +115,7 @@ class WithSpare(torch.nn.Module):
         self.spare = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(4))
     def forward(self, x):
         return self.last(self.first(x.flatten(1)))
-prover = Prover(replace(workload, module=WithSpare), cluster.place, 0)
+prover = make_prover(replace(workload, module=WithSpare), cluster.place, 0)
 report([outcome(), outcome(gradient_as_bucket_view=True), outcome(find_unused_parameters=True),
         outcome(static_graph=True), outcome(find_unused_parameters=True, skip_all_reduce_unused_params=True)])
 """)
@@ -138,7 +138,7 @@ class Sometimes(torch.nn.Module):
         return self.last(hidden + self.mask if torch.rand(()) < share else hidden)
 def tried(share_of_used, **settings):
     global prover, share
-    share, prover = share_of_used, Prover(replace(workload, module=Sometimes), cluster.place, 0)
+    share, prover = share_of_used, make_prover(replace(workload, module=Sometimes), cluster.place, 0)
     return outcome(**settings)
 report([[tried(share), tried(share, find_unused_parameters=True)] for share in (0.0, 0.6, 1.0)])
 """)
@@ -157,7 +157,7 @@ def test_models_that_ranks_draw_otherwise_begin_with_the_first_ones_weights(ddp)
     found = ddp("""
 def holds(**more):
     global prover
-    prover = Prover(workload, cluster.place, cluster.rank)
+    prover = make_prover(workload, cluster.place, cluster.rank)
     prover.maker.seed = 0  # of the batch, which is the same
     vars(prover).update(more)
     try:
@@ -184,7 +184,7 @@ class ForFloat32(torch.nn.Linear):
 
 def prover_for(error):
     workload = dataclasses.replace(resnet_workload("resnet20", 8), module=lambda: ForFloat32(error))
-    return Prover(workload, PLACE, 0)
+    return make_prover(workload, PLACE, 0)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_a_model_that_runs_in_neither_says_why():
 
     workload = dataclasses.replace(resnet_workload("resnet20", 8), module=lambda: Broken(1, 1))
     with pytest.raises(ValueError, match=r"no such luck with torch\.float32"):
-        Prover(workload, PLACE, 0).prove(CASE, None)
+        make_prover(workload, PLACE, 0).prove(CASE, None)
 
 
 def test_the_proof_is_without_tf32_whatever_the_run_uses(monkeypatch):
@@ -267,7 +267,7 @@ def by_name(size, generator):
 def prover_of(**changes):
     given = {"name": "own", "module": Own, "batch": by_name, "loss": functional.mse_loss}
     workload = Workload(**given | changes)
-    return Prover(workload, PLACE, 0)
+    return make_prover(workload, PLACE, 0)
 
 
 def test_a_loss_of_the_modules_own_is_one_for_each_device_of_dp():
@@ -405,12 +405,12 @@ report([proven(made, comm_hook="fp16"), proven(noisy)])
 def test_nothing_is_proved_on_any_rank_where_one_has_no_memory_for_the_plain_module(ranks):
     script = """
 from ddp_bench.bench.proof import reference
-prove, weights_of, found = Prover.prove, reference.weights_of, []
-def full(module):
+prove, gradient_of, found = Prover.prove, reference.gradient_of, []
+def full(parameter):
     if cluster.rank:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-    return weights_of(module)
-patch.setattr(reference, "weights_of", full)
+    return gradient_of(parameter)
+patch.setattr(reference, "gradient_of", full)
 def noted(*given):
     found.append(prove(*given).not_proved.reason)
     return ProofResult(error=0.0)
@@ -443,7 +443,7 @@ def whole_fails(model, batch):
         raise {error}
     return functional.cross_entropy(model(inputs), targets)
 workload = replace(workload, module=Line, loss=None, batch_loss=whole_fails)
-prover = Prover(workload, cluster.place, 0)
+prover = make_prover(workload, cluster.place, 0)
 def tried():
     try:
         shown = prover.prove(case_of(**base, sync_batchnorm=True), group)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional as with_gradients
 from torch.nn.parallel import DistributedDataParallel
 from ddp_bench.bench.proof.making import begin_draws
-from ddp_bench.bench.proof.reference import Subject
+from ddp_bench.bench.proof.reference import training_of
 from ddp_bench.models.workload import Workload, loss_function
 def world():
     return dist.get_world_size()
@@ -102,8 +102,8 @@ class Following(nn.Module):
         return self.net(x - self.mean)
 def plain(workload, case, num_steps=2):
     "Train by hand with DDP; this rank's parameters and buffers."
-    prover = Prover(workload, cluster.place, 0, control=control, alone=alone)
-    prover.peers(case)
+    prover = make_prover(workload, cluster.place, 0, control=control, alone=alone)
+    prover.subject(case)
     module = prover.maker.module()
     ddp = DistributedDataParallel(module, process_group=everyone)
     optimizer, loss = workload.optimizer(list(module.parameters())), loss_function(workload)
@@ -122,17 +122,18 @@ def apart(workload, in_order=False, **settings):
     "How far the reference is from plain DDP, in parameters and in buffers."
     case = case_of(num_devices=size, batch_per_device=8, data="host", mode="ddp", backend="gloo", **settings)
     right = plain(workload, case)
-    prover = Prover(workload, cluster.place, 0, control=control, alone=alone)
+    prover = make_prover(workload, cluster.place, 0, control=control, alone=alone)
     with as_default(everyone):
         of = prover.subject(case)
-        found = prover.reference.update(of, (1.0, 1.0, 1.0), in_order=in_order)
+        work = training_of(prover.maker, of, (1.0, 1.0, 1.0))
+        found = prover.reference.computed(replace(work, in_order=in_order))
     start = prover.maker.start
     off = {{n: (one - (right[n] - start[n])).abs().max() for n, one in found.update.items()}}
     buffers = {{n: (one.double() - right[n].double()).abs().max() for n, one in found.buffers.items()}}
     return [float(max(off.values())), float(max(buffers.values(), default=0))]
 def effect(loss, **settings):
     case = case_of(num_devices=size, batch_per_device=8, mode="ddp", backend="gloo", **settings)
-    prover = Prover(of_kind(loss), cluster.place, 0, control=control, alone=alone)
+    prover = make_prover(of_kind(loss), cluster.place, 0, control=control, alone=alone)
     with as_default(everyone):
         return prover.split_effect.of(prover.subject(case))
 """
@@ -241,7 +242,7 @@ made = Workload(name="labels", module=lambda: nn.Linear(4, 10), batch=batch,
                 loss=lambda outputs, labels: functional.cross_entropy(outputs.mT, labels))
 def of_rows(batch_per_device):
     case = case_of(num_devices=size, batch_per_device=batch_per_device, mode="ddp", backend="gloo")
-    prover = Prover(made, cluster.place, 0, control=control, alone=alone)
+    prover = make_prover(made, cluster.place, 0, control=control, alone=alone)
     with as_default(everyone):
         return prover.split_effect.of(prover.subject(case))
 report([of_rows(2), of_rows(4)])
@@ -282,19 +283,21 @@ report([outcome(of_kind(lambda m, b: usual(m, b) * 0)), outcome(still)])
 
 def test_the_largest_error_of_all_ranks_keeps_its_name_and_kind(kinds):
     found = kinds("""
-from ddp_bench.bench.proof.comparison import Off
+from ddp_bench.bench.proof.judge import RelativeError
 from ddp_bench.bench.proof.peers import Peers
 peers = Peers(cluster.rank, size, control)
-own = [Off(0.1, 0.3, "a", "gradients", "gradients"), Off(0.2, 0.1, "b.mean", "buffers", "buffers")]
-nan = [Off(9.0, 9.0, "a"), Off(float("nan"), 1.0, "b", "parameters")]
+own = [RelativeError(0.1, 0.3, "gradients", "gradients a"),
+       RelativeError(0.2, 0.1, "buffers", "buffers b.mean")]
+nan = [RelativeError(9.0, 9.0, "gradients", "gradients a"),
+       RelativeError(float("nan"), 1.0, "parameters", "parameters b")]
 def wrong_on_last(self):
     named = normal(self)
     return {n: one + (cluster.rank == size - 1) for n, one in named.items()}
 from ddp_bench.bench.modes.base import Mode
 normal = Mode.buffers
 patch.setattr(Mode, "buffers", wrong_on_last)
-report([own[cluster.rank].among(peers).said(0.15), own[cluster.rank].among(peers).said(0.25),
-        nan[cluster.rank].among(peers).said(1.0), outcome(of_kind(siamese, Normed))])
+report([own[cluster.rank].among(peers).describe(0.15), own[cluster.rank].among(peers).describe(0.25),
+        nan[cluster.rank].among(peers).describe(1.0), outcome(of_kind(siamese, Normed))])
 """)
     for total, of_one, nan, proof in found:
         assert total == "buffers differ from those of single by 0.2"

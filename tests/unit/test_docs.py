@@ -10,10 +10,10 @@ import pytest
 import torch
 from commands import ROOT
 from made import case_of
+from real_ranks import make_prover
 
 from ddp_bench.bench.measure.timed import Trainer
 from ddp_bench.bench.modes import Place, build_mode
-from ddp_bench.bench.proof.proof import Prover
 from ddp_bench.bench.run.main import parser
 from ddp_bench.models.data import open_source
 from ddp_bench.models.profile import profile_workload
@@ -49,7 +49,7 @@ def test_its_model_is_proven_and_trains(workload):
     case = case_of(mode="dp", arch=workload.name)
     place = Place(rank=0, device=CPU, cores=(0,))
     torch.manual_seed(0)
-    assert Prover(workload, place, 0).prove(case, None).error < 1e-12
+    assert make_prover(workload, place, 0).prove(case, None).error < 1e-12
     source = open_source(workload, data="device", batch_size=8, rank=0, world_size=1, device=CPU, seed=0)
     trainer = Trainer(case, build_mode(case, make_module(workload), place, None), workload, source)
     losses = []

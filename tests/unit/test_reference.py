@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from statistics import fmean
+from types import SimpleNamespace
 
 import made
 import pytest
@@ -16,27 +17,24 @@ from ddp_bench.bench.modes.compiled import draws_as_eager
 from ddp_bench.bench.plan.case import Split, split_of
 from ddp_bench.bench.plan.case_settings import COMM_HOOKS
 from ddp_bench.bench.plan.settings import PRECISIONS
-from ddp_bench.bench.proof.comparison import (
+from ddp_bench.bench.proof.comparison import NO_MEMORY, Comparison, ProofError, unless_memory_is_full
+from ddp_bench.bench.proof.first_steps import FirstSteps, TakeGradients
+from ddp_bench.bench.proof.judge import (
     AMPLIFIED,
-    NO_MEMORY,
-    Comparison,
-    Off,
-    ProofError,
-    off_by,
-    unless_memory_is_full,
-)
-from ddp_bench.bench.proof.first_steps import (
+    EXACT,
+    GRADIENT_TOLERANCES,
     HOOK_TOLERANCES,
-    MOST_TELLING,
+    MAX_CONCLUSIVE_ERROR,
+    MAX_IN_16_BITS,
     PROOF_STEPS,
     UPDATE_TOLERANCES,
-    FirstSteps,
-    TakeGradients,
-    beyond_rounding,
-    within_rounding,
+    RelativeError,
+    Tolerance,
+    compute_error,
+    judge,
 )
 from ddp_bench.bench.proof.making import Maker
-from ddp_bench.bench.proof.reference import Computed, Reference, Subject
+from ddp_bench.bench.proof.reference import Computed, Reference, Subject, Work, training_of
 from ddp_bench.bench.proof.weights import difference, gradient_of, norm
 from ddp_bench.bench.results.block_times import ProofResult
 from ddp_bench.bench.worker.held_case import HeldCase
@@ -73,14 +71,14 @@ class Trains:
     """A reference on one rank, and what it adds to the weights."""
 
     def __init__(self, workload=LINE):
-        self.workload = workload
         self._reference = Reference(Maker(workload, 5, CPU))
 
     def update(self, case, scales, **how):
         stages = None
         if case.spec.is_staged:
             stages = Stages(layers=lambda module: [module, nn.Identity()], by_device=(1, 1))
-        return self._reference.update(Subject(case=case, stages=stages), scales, **how).update
+        work = training_of(self._reference.maker, Subject(case=case, stages=stages), scales)
+        return self._reference.computed(replace(work, **how)).update
 
 
 reference = Trains
@@ -125,7 +123,7 @@ def by_hand(means):
 def test_two_steps_are_those_of_momentum_on_the_mean_gradient(settings):
     case = case_of(**settings)
     means = squares(case, 2)
-    first, again = (reference().update(case, (1.0, 1.0, 1.0), again=again) for again in (False, True))
+    first, again = (reference().update(case, (1.0, 1.0, 1.0), perturbed=again) for again in (False, True))
     assert float(first["w"]) == pytest.approx(by_hand(means) - START, rel=2e-5)
     assert float(again["w"]) == pytest.approx(by_hand(means) - START, rel=2e-4)
 
@@ -196,8 +194,8 @@ def test_trained_again_gradients_are_rounded_as_the_hook_does():
     rounded = float(torch.tensor(gradient).bfloat16())
     assert gradient != pytest.approx(rounded, rel=3e-4), "or the test tells nothing"
     one = reference()
-    plain = one.update(DP, (1.0, 1.0), again=True)
-    found = one.update(case, (1.0, 1.0), again=True)
+    plain = one.update(DP, (1.0, 1.0), perturbed=True)
+    found = one.update(case, (1.0, 1.0), perturbed=True)
     assert float(plain["w"]) == pytest.approx(-LR * gradient, rel=1e-4)
     assert float(found["w"]) == pytest.approx(-LR * rounded, rel=1e-4)
     assert one.update(case, (1.0, 1.0)) is one.update(DP, (1.0, 1.0)), "trained once for all hooks"
@@ -213,8 +211,8 @@ def test_each_precision_has_a_reference_of_its_own():
 
 def test_what_one_side_lacks_is_off_by_all_of_it():
     both, one = {"a": torch.tensor(3.0), "b": torch.tensor(4.0)}, {"b": torch.tensor(4.0)}
-    assert off_by(one, both, "gradients").total == pytest.approx(3 / 5)
-    assert off_by(both, one, "gradients").total == pytest.approx(3 / 4)
+    assert compute_error(one, both, "gradients").total == pytest.approx(3 / 5)
+    assert compute_error(both, one, "gradients").total == pytest.approx(3 / 4)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
@@ -231,47 +229,102 @@ def test_weights_of_half_the_digits_are_subtracted_in_float32():
 
 def test_every_precision_and_hook_has_a_tolerance_below_what_faults_do():
     assert set(UPDATE_TOLERANCES) == set(PRECISIONS)
-    assert set(HOOK_TOLERANCES) == set(COMM_HOOKS)
-    assert max(*UPDATE_TOLERANCES.values(), *HOOK_TOLERANCES.values()) <= MOST_TELLING
+    assert set(HOOK_TOLERANCES) == set(GRADIENT_TOLERANCES) == set(COMM_HOOKS)
+    assert max(*UPDATE_TOLERANCES.values(), *HOOK_TOLERANCES.values()) <= MAX_CONCLUSIVE_ERROR
     lost_momentum = 0.9 / (1.9 + 1.0)
-    assert lost_momentum > MOST_TELLING, "equal gradients g: 1.9 g + g with momentum, g + g without"
+    assert lost_momentum > MAX_CONCLUSIVE_ERROR, "equal gradients g: 1.9 g + g with momentum, g + g without"
+
+
+def compared(reference, scales=(1.0, 1.0), of=Comparison, **settings):
+    """The steps of a case with a plain module whose results are given."""
+    work = Work(Subject(case=case_of(**settings)), Split(1, 1), None, None, scales)
+    return of(SimpleNamespace(computed=reference), work)
+
+
+def proved(error, noise, tolerance):
+    """Proves what is off by `error`; rounding alone makes `noise`, and the plain module repeats itself."""
+    errors = {"perturbed": noise, "repeated": RelativeError()}
+
+    class Told(Comparison):
+        on_any = 1.0, False, False
+
+        def error_of(self, found, _):
+            return errors.get(found, error)
+
+    def computed(work, *, repeated=False):
+        return "repeated" if repeated else "perturbed" if work.perturbed else "plain"
+
+    return compared(computed, of=Told).prove("by the mode", [tolerance])
+
+
+def off(total, of_one=0.0, one=""):
+    return RelativeError(total, of_one, "parameters", f"parameters {one}")
 
 
 @pytest.mark.parametrize(
     ("error", "noise", "precision", "wrong"),
     [
-        *((Off(error), Off(0.0005), "fp32", "at most 1e-02 in fp32") for error in (0.02, 1.0, math.inf)),
-        (Off(math.nan), Off(0.0005), "fp32", "at most 1e-02 in fp32"),
-        (Off(0.9), Off(0.2), "bf16", "at most 6e-01"),
+        *((off(error), off(0.0005), "fp32", "at most 1e-02 in fp32") for error in (0.02, 1.0, math.inf)),
+        (off(math.nan), off(0.0005), "fp32", "at most 1e-02 in fp32"),
+        (off(0.9), off(0.2), "bf16", "at most 6e-01"),
         (
-            Off(1e-4, 1.0, "bias", "parameters"),
-            Off(1e-5, 0.1),
+            off(1e-4, 1.0, "bias"),
+            off(1e-5, 0.1),
             "fp32",
-            "parameters of bias differ from those",
+            r"parameters of bias differ from those of single by 1 .*; at most 5e-01",
         ),
     ],
 )
 def test_an_error_beyond_rounding_is_wrong(error, noise, precision, wrong):
     """Of a single parameter beside many that are right, too."""
-    said = beyond_rounding(error, 0.01, noise, precision)
-    assert "after 2 steps" in said
-    assert wrong in said
+    with pytest.raises(ProofError, match=wrong) as said:
+        proved(error, noise, Tolerance(0.01, of_update=True, where=f" in {precision}"))
+    assert "after 2 steps (relative to the update; " in str(said.value)
 
 
 @pytest.mark.parametrize(
     ("error", "noise", "tells"),
     [
-        (Off(0.02), Off(0.02 / AMPLIFIED * 1.01), True),
-        (Off(0.02), Off(0.3), True),
-        (Off(1e-4, 1.0, "bias"), Off(1e-5, 0.4), True),
-        *((Off(error), Off(noise), False) for error, noise in ((0.4, 0.2), (0.3, 5.0), (math.nan, math.nan))),
+        (off(0.02), off(0.02 / AMPLIFIED * 1.01), True),
+        (off(0.02), off(0.3), True),
+        (off(1e-4, 1.0, "bias"), off(1e-5, 0.4), True),
+        *((off(error), off(noise), False) for error, noise in ((0.4, 0.2), (0.3, 5.0), (math.nan, math.nan))),
     ],
 )
 def test_an_error_that_rounding_may_have_made_is_none_and_a_large_one_tells_nothing(error, noise, tells):
-    assert beyond_rounding(error, 0.01, noise, "fp32" if tells else "bf16") == ""
-    found = within_rounding(error, 0.01, noise)
+    found = proved(error, noise, Tolerance(0.01, of_update=True))
     assert found.error == (error.total if tells else None)
     assert ("rounding" in found.why_silent) is not tells
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "noise", "most", "most_of_one"),
+    [
+        (EXACT, 1.0, EXACT, 10 * EXACT),
+        (0.02, 0.0, 0.02, 0.2),
+        (0.02, 0.03, 0.09, 0.5),
+        (0.02, 0.2, MAX_IN_16_BITS, 0.5),
+        (MAX_IN_16_BITS, 5.0, MAX_IN_16_BITS, 0.5),
+    ],
+)
+def test_gradients_are_off_by_rounding_where_16_bits_make_some_and_never_by_more(
+    tolerance, noise, most, most_of_one
+):
+    """Whatever rounding does to a single one, and to arithmetic that is exact."""
+    allowed, made = Tolerance(tolerance), off(noise, 9.0)
+    for error, is_right in (
+        (off(most), True),
+        (off(1.01 * most), False),
+        (off(0.0, most_of_one), True),
+        (off(0.0, 1.01 * most_of_one), False),
+        (off(math.nan), False),
+    ):
+        if is_right:
+            assert proved(error, made, allowed) == ProofResult(error=error.total)
+        else:
+            with pytest.raises(ProofError, match=r"\(relative; at most "):
+                proved(error, made, allowed)
+    assert judge(off(math.nan), allowed, off(math.nan)) is False, "of gradients rounding makes no NaN"
 
 
 PLAIN = {"mode": "single", "num_devices": 1}
@@ -290,22 +343,22 @@ PLAIN = {"mode": "single", "num_devices": 1}
 )
 def test_a_case_that_is_off_is_wrong_unless_the_plain_module_tells_nothing(settings, draws, repeated, why):
     runs = iter(Computed(update={"w": torch.tensor([length])}, draws=draws) for length in (1.0, repeated))
-    with_plain = Comparison(Subject(case=case_of(**settings)), lambda **_: next(runs))
-    error = with_plain.off(Computed(update={"w": torch.tensor([4.0])}))
+    with_plain, tolerance = compared(lambda *_, **__: next(runs), **settings), Tolerance(0.01, of_update=True)
+    error = with_plain.error_of(Computed(update={"w": torch.tensor([4.0])}), tolerance)
     if why:
-        assert with_plain.why_off(error, 0.01, "wrong").reason.startswith(why)
+        assert with_plain.explain_mismatch(error, tolerance, "wrong").reason.startswith(why)
     else:
         with pytest.raises(ProofError, match="wrong"):
-            with_plain.why_off(error, 0.01, "wrong")
+            with_plain.explain_mismatch(error, tolerance, "wrong")
 
 
-@pytest.mark.parametrize("what", ["gradients", "update"])
-def test_what_is_not_a_number_is_off_whatever_else_is_right(what):
-    right = {"gradients": {"w": torch.tensor([1.0])}, "update": {"w": torch.tensor([1.0])}}
-    with_plain = Comparison(Subject(case=case_of()), lambda **_: Computed(**right))
-    found = with_plain.off(Computed(**right | {what: {"w": torch.tensor([math.nan])}}))
+@pytest.mark.parametrize("scales", [(), (1.0, 1.0)], ids=["gradients", "parameters"])
+def test_what_is_not_a_number_is_off_whatever_else_is_right(scales):
+    right = Computed(update={"w": torch.tensor([1.0]), "b": torch.tensor([1.0])})
+    with_plain, tolerance = compared(lambda *_, **__: right, scales), Tolerance(1.0, of_update=bool(scales))
+    found = with_plain.error_of(Computed(update=right.update | {"w": torch.tensor([math.nan])}), tolerance)
     assert math.isnan(found.total)
-    assert not found.is_within(1.0)
+    assert judge(found, tolerance) is False
 
 
 def test_a_comparison_that_finds_no_memory_proves_nothing_and_other_errors_are_raised():
