@@ -28,7 +28,7 @@ def differing_gradients(trainer: Trainer, peers: Peers) -> tuple[str, ...]:
     named = dict(trainer.mode.module.named_parameters())
     sums = torch.stack([_checksum(one.grad) for one in named.values()])
     trainer.release_gradients()
-    of_first = peers.given(sums.clone())
+    of_first = peers.broadcast(sums.clone())
     differs = (sums != of_first).tolist()
     return tuple(name for name, does in zip(named, differs, strict=True) if does)
 

@@ -60,14 +60,14 @@ class ProofError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ReferenceCheck:
     """A case and the plain module, as each rank of the case calls it."""
 
     reference: Reference
     work: Work
 
     @functools.cached_property
-    def right(self) -> Computed | None:
+    def reference_result(self) -> Computed | None:
         """The result of the plain module; None on a rank without part in it."""
         return self.reference.computed(self.work)
 
@@ -77,14 +77,14 @@ class Comparison:
 
         Of any rank. Where the norm is 0, a mode that does nothing looks right.
         """
-        right = self.right or Computed()
+        right = self.reference_result or Computed()
         size = norm(right.update if self.work.scales else right.sizes)
         size, draws, asks = self.work.of.peers.all_largest(size, right.draws, right.asks)
         return size, bool(draws), bool(asks)
 
     def check_use(self) -> None:
         """Raise UnusedParametersError where a rank's part leaves DDP waiting, on all before any waits."""
-        right, of = self.right, self.work.of
+        right, of = self.reference_result, self.work.of
         with of.peers.together():
             if right is not None and (waits := why_ddp_waits(of.case, right.unused)):
                 raise UnusedParametersError(waits)
@@ -93,7 +93,7 @@ class Comparison:
         self,
         found: Computed,
         tolerances: Iterable[Tolerance],
-        depends_on_ranks: Callable[[Comparison, Computed, Tolerance], bool] = lambda *_: False,
+        depends_on_ranks: Callable[[ReferenceCheck, Computed, Tolerance], bool] = lambda *_: False,
         cause: str = "",
     ) -> ProofResult:
         """Compare with what a mode has found, under a further tolerance only where those before are exceeded.
@@ -109,13 +109,15 @@ class Comparison:
         noise = NO_ERROR
         if not is_right and (tolerance.of_update or tolerance.total >= IN_16_BITS):
             perturbed = self.reference.computed(replace(closest.work, perturbed=True))
-            noise = closest.error_of(perturbed, tolerance)
+            noise = closest.compute_max_error(perturbed, tolerance)
             is_right = judge(error, tolerance, noise)
         if is_right:
             return ProofResult(error=error.total)
         if is_right is None:
             by = short(100 * noise.total, 2)
-            return ProofResult(why_silent=f"rounding alone changes the update of the reference by {by}%")
+            return ProofResult(
+                inconclusive_reason=f"rounding alone changes the update of the reference by {by}%"
+            )
         total, of_one = tolerance.limits(noise)
         limit = of_one if error.total <= total else total
         after, to = (f" after {PROOF_STEPS} steps", " to the update") if tolerance.of_update else ("", "")
@@ -124,24 +126,24 @@ class Comparison:
             tolerance = replace(tolerance, total=total)
         return ProofResult(not_proved=closest.explain_mismatch(error, tolerance, wrong))
 
-    def _closest(self, found: Computed, tolerance: Tolerance) -> tuple[Comparison, RelativeError]:
+    def _closest(self, found: Computed, tolerance: Tolerance) -> tuple[ReferenceCheck, RelativeError]:
         """Return the error of `found`, and the comparison that says so.
 
         Of a model that asks other ranks the answers may depend on their order, as those of a queue of rows
         from all ranks do. Each rank then computes its own part, as in training.
         """
-        error, strict = self.error_of(found, tolerance), Tolerance(tolerance.total)
+        error, strict = self.compute_max_error(found, tolerance), Tolerance(tolerance.total)
         if not self.on_any[2] or judge(error, strict):
             return self, error
         ordered = replace(self, work=replace(self.work, in_order=True))
-        in_order = ordered.error_of(found, tolerance)
+        in_order = ordered.compute_max_error(found, tolerance)
         return (ordered, in_order) if judge(in_order, strict) else (self, error)
 
-    def error_of(self, found: Computed | None, tolerance: Tolerance) -> RelativeError:
+    def compute_max_error(self, found: Computed | None, tolerance: Tolerance) -> RelativeError:
         """Return the largest error of `found` over all ranks, where so much is allowed."""
         # Coarse arithmetic leaves more where what is added up cancels.
         share = CANCELLED if tolerance.total <= EXACT else 1.0
-        right, own = self.right, NO_ERROR
+        right, own = self.reference_result, NO_ERROR
         kind = "parameters" if self.work.scales else "gradients"
         with self.work.of.peers.together():
             if found is not None and right is not None:
@@ -161,7 +163,7 @@ class Comparison:
         if not (case.mode == "single" and usual and not (case.fused_optimizer or case.channels_last)):
             if case.sync_batchnorm and self.on_any[1]:
                 return NO_SEED
-            error = self.error_of(self.reference.computed(self.work, repeated=True), tolerance)
+            error = self.compute_max_error(self.reference.computed(self.work, recompute=True), tolerance)
             if error.total <= OF_LIMIT * tolerance.total:
                 raise ProofError(wrong)
         return NotProved(

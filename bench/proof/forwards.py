@@ -50,8 +50,8 @@ class BufferSharing:
         before = num_launched(dist.group.WORLD) or 0
         self._peers.meet()
         # The last rank computes the first part, unless each computes its own.
-        root = -self._peers.shift % self._peers.number
-        found = self._peers.all_given(dict(self._module.named_buffers()), root=root)
+        root = -self._peers.shift % self._peers.world_size
+        found = self._peers.broadcast_all(dict(self._module.named_buffers()), root=root)
         with torch.no_grad():
             for name, buffer in self._module.named_buffers():
                 buffer.data.copy_(found[name])  # no new version, for autograd may keep the buffer: as DDP

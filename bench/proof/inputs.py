@@ -107,16 +107,16 @@ class ProofInputs:
         loss.backward()
         return math.ceil(LEAST_ROWS * max(1.0, LEAST_VALUES / min(values, default=LEAST_VALUES)))
 
-    def agreed(self, case: Case, peers: Peers) -> tuple[torch.dtype | None, Split]:
+    def share_dtype_and_split(self, case: Case, peers: Peers) -> tuple[torch.dtype | None, Split]:
         """The type and the split of the batch that the first rank finds, on all ranks of the case."""
         found = torch.zeros(2, dtype=torch.int64)
         with peers.together(), as_default(self.maker.alone):
             if not peers.rank:
                 found[0], found[1] = _DTYPES.index(self.dtype), self._num_rows
-        which, num_rows = peers.given(found).tolist()
+        which, num_rows = peers.broadcast(found).tolist()
         return _DTYPES[which], proven_split(case, num_rows)
 
-    def allowed(self, peers: Peers) -> float:
+    def get_arithmetic_tolerance(self, peers: Peers) -> float:
         """Return the error that the model's own arithmetic may cause, as the first rank sees it."""
         own = 0.0
         with peers.together(), as_default(self.maker.alone):
@@ -132,7 +132,7 @@ class ProofInputs:
             self.maker.loss(module, self.batch(LEAST_ROWS, self.dtype))
         return max(seen.dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float64)
 
-    def less(self) -> str:
+    def tolerance_note(self) -> str:
         """Why the tolerance is not that of float64."""
         if not self.why_float32:
             return ""

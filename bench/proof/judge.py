@@ -13,7 +13,7 @@ import torch
 from .peers import Peers
 from .weights import Weights, difference, norm, norm_of
 
-TENSOR_FACTOR, MAX_TENSOR_ERROR = 10, 0.5
+TENSOR_TOLERANCE_FACTOR, MAX_TENSOR_ERROR = 10, 0.5
 """A single tensor may be off by so many times the tolerance, and by so much at most."""
 
 FLOOR = 1e-2
@@ -95,7 +95,7 @@ class Tolerance:
         amplified = AMPLIFIED * noise.total
         if not self.of_update:
             total = max(self.total, min(amplified, MAX_IN_16_BITS))
-            return total, min(TENSOR_FACTOR * total, MAX_TENSOR_ERROR)
+            return total, min(TENSOR_TOLERANCE_FACTOR * total, MAX_TENSOR_ERROR)
         of_one = math.inf  # 16 bits round single ones by any amount
         if self.total <= UPDATE_TOLERANCES["fp32"]:
             of_one = max(AMPLIFIED * noise.of_one, MAX_TENSOR_ERROR)

@@ -30,10 +30,10 @@ MAX_NAME_BYTES = 256
 
 @dataclass(frozen=True)
 class Peers:
-    """The first `number` ranks of `group`, each of which calls the same methods in the same order."""
+    """The first `world_size` ranks of `group`, each of which calls the same methods in the same order."""
 
     rank: int = 0
-    number: int = 1
+    world_size: int = 1
     group: dist.ProcessGroup | None = None
     """Process group of gloo; None is the default one."""
     shift: int = 1
@@ -42,7 +42,7 @@ class Peers:
     @property
     def part(self) -> int:
         """The part of a batch that this rank computes: the next rank's, so what depends on the rank shows."""
-        return (self.rank + self.shift) % self.number
+        return (self.rank + self.shift) % self.world_size
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -80,7 +80,7 @@ class Peers:
     def all_largest(self, *values: float) -> list[float]:
         """The same of several values, each by itself."""
         found = self._combined(torch.tensor(values, dtype=torch.float64), torch.maximum)
-        largest: list[float] = self.given(found).tolist()
+        largest: list[float] = self.broadcast(found).tolist()
         return largest
 
     def worst(self, value: float, name: str) -> tuple[float, str]:
@@ -88,7 +88,7 @@ class Peers:
         content = name.encode()[:MAX_NAME_BYTES].ljust(MAX_NAME_BYTES)
         own = torch.tensor([value, *content], dtype=torch.float64)
         larger = partial(max, key=lambda one: (math.isnan(one[0]), float(one[0])))
-        largest, *content_of_worst = self.given(self._combined(own, larger)).tolist()
+        largest, *content_of_worst = self.broadcast(self._combined(own, larger)).tolist()
         return largest, bytes(map(int, content_of_worst)).decode(errors="ignore").strip()
 
     def mean(self, own: Weights, *, measures: bool = False) -> tuple[Weights, Weights]:
@@ -96,16 +96,16 @@ class Peers:
         means, sizes = Weights(), Weights()
         for name, one in own.items():
             # What goes to another rank goes by the host, in float32 at least.
-            sent = one if self.number == 1 else fine(_sendable(one))
-            means[name] = self._combined(sent, torch.add) / self.number
+            sent = one if self.world_size == 1 else fine(_sendable(one))
+            means[name] = self._combined(sent, torch.add) / self.world_size
         for one in means.values():  # by now later ones are under way
-            self.given(one)
+            self.broadcast(one)
         if measures and own:
             norms = torch.stack([norm_of(one).cpu() for one in own.values()])
-            sizes = dict(zip(own, self.given(self._combined(norms, torch.maximum)), strict=True))
+            sizes = dict(zip(own, self.broadcast(self._combined(norms, torch.maximum)), strict=True))
         return means, sizes
 
-    def given(self, value: Tensor, root: int = 0) -> Tensor:
+    def broadcast(self, value: Tensor, root: int = 0) -> Tensor:
         """Return rank `root`'s tensor, of the same shape and type on all; it is written into theirs."""
         above, below = self._tree(root)
         with waiting_for("the other ranks"):
@@ -115,11 +115,11 @@ class Peers:
                 dist.send(value, other, group=self.group)
         return value
 
-    def all_given(self, named: Weights, root: int = 0) -> Weights:
+    def broadcast_all(self, named: Weights, root: int = 0) -> Weights:
         """The same of several tensors of any types, each with its bits; copies on the host."""
-        return {name: self.given(_sendable(one).clone(), root) for name, one in named.items()}
+        return {name: self.broadcast(_sendable(one).clone(), root) for name, one in named.items()}
 
-    def own_part(self, named: Weights) -> Weights:
+    def exchange_parts(self, named: Weights) -> Weights:
         """Return this rank's own part of what belongs to the parts that ranks computed."""
         if self.part == self.rank:
             return named
@@ -128,7 +128,7 @@ class Peers:
             for name, one in named.items():
                 sent = dist.isend(_sendable(one), self.part, group=self.group)
                 found[name] = torch.empty_like(_sendable(one))
-                dist.recv(found[name], (self.rank - self.shift) % self.number, group=self.group)
+                dist.recv(found[name], (self.rank - self.shift) % self.world_size, group=self.group)
                 if sent is not None:
                     sent.wait()
         return found
@@ -147,10 +147,10 @@ class Peers:
 
     def _tree(self, root: int = 0) -> tuple[list[int], list[int]]:
         """The rank above this one in a binary tree, none of `root`, and the two or fewer below it."""
-        place = (self.rank - root) % self.number
+        place = (self.rank - root) % self.world_size
         above = [(place - 1) // 2] if place else []
-        below = [one for one in (2 * place + 1, 2 * place + 2) if one < self.number]
-        above, below = ([(one + root) % self.number for one in some] for some in (above, below))
+        below = [one for one in (2 * place + 1, 2 * place + 2) if one < self.world_size]
+        above, below = ([(one + root) % self.world_size for one in some] for some in (above, below))
         return above, below
 
 

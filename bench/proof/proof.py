@@ -29,7 +29,7 @@ from ..measure.timed import Trainer
 from ..modes import Place, Stages, Unsupported, build_mode
 from ..plan.case import STAND_IN, Case
 from ..results.block_times import ProofResult
-from .comparison import NO_GRADIENT, Comparison, ProofError, unless_memory_is_full
+from .comparison import NO_GRADIENT, ProofError, ReferenceCheck, unless_memory_is_full
 from .first_steps import STEPS, FirstSteps, TakeGradients, outside_of_wrapper, why_wrong
 from .inputs import LEAST_ROWS, ProofInputs
 from .judge import GRADIENT_TOLERANCES, HOOK_TOLERANCES, MAX_IN_16_BITS, UPDATE_TOLERANCES, Tolerance, judge
@@ -84,8 +84,8 @@ class Prover:
     def subject(self, case: Case, stages: Stages | None = None) -> Subject:
         """The case as it is proved. Each of its ranks asks, and from then on has the first one's weights."""
         peers = Peers(self.place.rank, case.num_ranks, self._control)
-        if peers.number > 1 and peers.largest(not self._is_given):
-            self.maker.start, self._is_given = peers.all_given(self.maker.start), True
+        if peers.world_size > 1 and peers.largest(not self._is_given):
+            self.maker.start, self._is_given = peers.broadcast_all(self.maker.start), True
         return Subject(case=case, stages=stages, peers=peers)
 
     def prove(self, case: Case, group: dist.ProcessGroup | None, stages: Stages | None = None) -> ProofResult:
@@ -100,13 +100,13 @@ class Prover:
         with float32_precision("fp32", self.place.device):
             of = self.subject(case, stages)
             self.inputs.settle(case, of.peers, LEAST_ROWS)
-            dtype, split = self.inputs.agreed(case, of.peers)
+            dtype, split = self.inputs.share_dtype_and_split(case, of.peers)
             self.inputs.settle(case, of.peers, split.batch_size // split.num_chunks)
             try:
                 # A loss of all ranks' rows is the same on each: with other signs its gradients cancel.
                 for alternates in (not split.joined, False):
                     work = replace(self.inputs.work(of, split, dtype), alternates=alternates)
-                    with_plain = Comparison(self.reference, work)
+                    with_plain = ReferenceCheck(self.reference, work)
                     full = unless_memory_is_full(with_plain.check_use)
                     if full is not None or with_plain.on_any[0] > VANISHING:
                         break
@@ -125,18 +125,18 @@ class Prover:
     def prove_update(self, steps: FirstSteps, of: Subject) -> ProofResult:
         """Compare what `steps` kept, on every rank: ‖θ - θ_ref‖ / ‖θ_ref - θ_0‖. Raises ProofError."""
         if steps.weights is None or not steps.num_taken:
-            return ProofResult(why_silent="loss scaling left all of them out")
+            return ProofResult(inconclusive_reason="loss scaling left all of them out")
         try:
             return unless_memory_is_full(partial(self._update_compared, steps, steps.weights, of))
         finally:
             release_memory(self.place.device)
 
-    def _depends_on_ranks(self, shifted: Comparison, found: Computed, tolerance: Tolerance) -> bool:
+    def _depends_on_ranks(self, shifted: ReferenceCheck, found: Computed, tolerance: Tolerance) -> bool:
         """Tell whether gradients, not buffers alone, are others where another rank computes a part.
 
         That may be right, as where one rank's rows are sent to all; one device on the whole batch tells.
         """
-        if judge(shifted.error_of(replace(found, buffers={}), tolerance), tolerance):
+        if judge(shifted.compute_max_error(replace(found, buffers={}), tolerance), tolerance):
             return False
         of = shifted.work.of
         effect = self.split_effect.of(of)
@@ -179,8 +179,8 @@ class Prover:
             steps.end()
             trainer.close()
 
-    def _compared(self, with_plain: Comparison, found: Computed) -> ProofResult:
-        of, dtype, right = with_plain.work.of, with_plain.work.dtype, with_plain.right
+    def _compared(self, with_plain: ReferenceCheck, found: Computed) -> ProofResult:
+        of, dtype, right = with_plain.work.of, with_plain.work.dtype, with_plain.reference_result
         odd = sorted(found.state.items() ^ right.state.items(), key=str) if right is not None else []
         if of.peers.largest(bool(odd)):
             first = f": {odd[0][0]}" if odd else ""
@@ -190,17 +190,18 @@ class Prover:
             return ProofResult(not_proved=NO_GRADIENT)
 
         def tolerances() -> Iterator[Tolerance]:
-            narrowed, where = of.case.mp_policy != "none" and dtype != torch.float64, self.inputs.less()
+            where = self.inputs.tolerance_note()
+            narrowed = of.case.mp_policy != "none" and dtype != torch.float64
             least = MAX_IN_16_BITS if narrowed else GRADIENT_TOLERANCES[of.case.comm_hook]
             yield Tolerance(least, where=where)
-            yield Tolerance(max(least, self.inputs.allowed(of.peers)), where=where)
+            yield Tolerance(max(least, self.inputs.get_arithmetic_tolerance(of.peers)), where=where)
 
         return with_plain.prove(found, tolerances(), self._depends_on_ranks, self.likely_cause)
 
     def _update_compared(self, steps: FirstSteps, weights: Weights, of: Subject) -> ProofResult:
-        with_plain = Comparison(self.reference, training_of(self.maker, of, steps.scales))
+        with_plain = ReferenceCheck(self.reference, training_of(self.maker, of, steps.scales))
         if not with_plain.on_any[0]:
-            return ProofResult(why_silent="its optimizer changes no parameter in them")
+            return ProofResult(inconclusive_reason="its optimizer changes no parameter in them")
         update = difference(weights, {name: self.maker.start[name] for name in weights})
         precision, hook = of.case.precision, of.case.comm_hook
         total = max(UPDATE_TOLERANCES[precision], HOOK_TOLERANCES[hook])

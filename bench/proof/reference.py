@@ -59,7 +59,7 @@ class Subject:
     @property
     def shares_buffers(self) -> bool:
         """True where DDP sends the first rank's buffers before forwards."""
-        return self.case.spec.has_buckets and self.case.sync_buffers and self.peers.number > 1
+        return self.case.spec.has_buckets and self.case.sync_buffers and self.peers.world_size > 1
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Work:
         """Return what its result depends on, where these ranks compute it."""
         case, of = self.of.case, self.of
         how = (case.precision, case.data, self.perturbed and case.comm_hook)
-        shape = (peers.number, peers.shift, of.shares_buffers, of.stages and of.stages.by_device)
+        shape = (peers.world_size, peers.shift, of.shares_buffers, of.stages and of.stages.by_device)
         return (self.split, self.scales, self.alternates, *how, *shape)
 
 
@@ -123,22 +123,22 @@ class Reference:
     maker: Maker
     _known: dict[tuple[object, ...], Computed] = field(default_factory=dict)
 
-    def computed(self, work: Work, *, repeated: bool = False) -> Computed | None:
+    def computed(self, work: Work, *, recompute: bool = False) -> Computed | None:
         """Return the result of the plain module; None on a rank that computes no part of it.
 
         Each of the case's ranks calls it; where it raises on one, it raises on all, also on those without a
-        part, which would wait for the others' next word. `repeated`: once more, though it is known.
+        part, which would wait for the others' next word. `recompute`: once more, though it is known.
         """
         with work.of.peers.together():
             if (peers := work.of.sources) is None:
                 return None
             if work.in_order:
                 peers = replace(peers, shift=0)
-            with as_default(self.maker.alone if peers.number == 1 else None):
+            with as_default(self.maker.alone if peers.world_size == 1 else None):
                 if work.evaluates:
                     return self._run(work, peers)
                 key = work.key(peers)
-                if repeated or peers.largest(key not in self._known):
+                if recompute or peers.largest(key not in self._known):
                     self._make_room(key)
                     self._known[key] = self._run(work, peers)
                 return self._known[key]
@@ -204,7 +204,7 @@ class Reference:
         return Computed(
             update=update,
             sizes=on_host(sizes),
-            buffers=peers.own_part(buffers_of(module)),
+            buffers=peers.exchange_parts(buffers_of(module)),
             state=shapes_of(module.state_dict()),
             draws=draws,
             unused=unused,

@@ -46,12 +46,12 @@ class SplitEffect:
         """
         if not self._inputs.maker.has_rows:
             return None
-        dtype, _ = self._inputs.agreed(of.case, of.peers)
+        dtype, _ = self._inputs.share_dtype_and_split(of.case, of.peers)
         num_parts = proven_split(of.case, 1).num_rows
         split = proven_split(of.case, max(of.case.batch_per_device // num_parts, 1))
         if split.num_forwards * split.accumulate == 1:
             return 0.0
-        key = split, of.peers.number, of.stages and of.stages.by_device
+        key = split, of.peers.world_size, of.stages and of.stages.by_device
         if of.peers.largest(key not in self._known):
             try:
                 with float32_precision("fp32", self._inputs.maker.device):

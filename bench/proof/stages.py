@@ -54,7 +54,7 @@ class Splitter:
         costs = layer_costs_ms(
             layers, inputs, lambda outputs: workload.loss(outputs, targets), within=autocast_of(case)
         )
-        self._known[n] = balanced(costs, n)
+        self._known[n] = partition_layers(costs, n)
         return self._known[n]
 
     def stages(self, by_device: tuple[int, ...] | None) -> Stages | None:
@@ -113,7 +113,7 @@ def layer_costs_ms(
     return costs
 
 
-def balanced(costs: Sequence[float], num_parts: int) -> tuple[int, ...]:
+def partition_layers(costs: Sequence[float], num_parts: int) -> tuple[int, ...]:
     """Lengths of `num_parts` runs of `costs`, none empty, whose largest sum is least; the first such."""
     sums = [0.0, *itertools.accumulate(costs)]
 

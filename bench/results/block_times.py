@@ -84,7 +84,7 @@ class ProofResult:
     error: float | None = None
     """Relative, of gradients or of what the first steps add to parameters; None where nothing is told."""
     not_proved: NotProved | None = None
-    why_silent: str = ""
+    inconclusive_reason: str = ""
     """Why the first steps tell nothing, though the case is not in doubt."""
     split_effect: float | None = None
     """Effect of the split on the loss, as the first proof finds it: see `SplitEffect`."""

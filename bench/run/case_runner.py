@@ -126,11 +126,11 @@ class CaseRunner:
         assert shown is not None  # the first rank says it
         warmed = self._warmed(live, compares=True)
         update = self._done(live, PREPARATION, m.Compare(index=index), limit_s)[0]
-        if update.why_silent and not shown.not_proved:
+        if update.inconclusive_reason and not shown.not_proved:
             self._say_once(
                 "unproven",
-                f"Parameters after 2 steps prove nothing of {case.case_id}: {update.why_silent}; its "
-                "gradients are proven. So it is of every case without update_error",
+                f"Parameters after 2 steps prove nothing of {case.case_id}: {update.inconclusive_reason}; "
+                "its gradients are proven. So it is of every case without update_error",
             )
         proof = proof_facts(shown, update)
         if why := proof["not_proved"]:

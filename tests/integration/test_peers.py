@@ -43,7 +43,7 @@ report({
     "worst": [str(nan[0]), nan[1], peers.worst(-float(rank), f"of {rank}")],
     "largest": peers.all_largest(rank, -rank, math.nan if rank == 4 else 0.0)[:2],
     "is_nan": math.isnan(peers.largest(math.nan if rank == 4 else 0.0)),
-    "given": [peers.given(torch.full((2,), rank), root).tolist() for root in range(size)],
+    "given": [peers.broadcast(torch.full((2,), rank), root).tolist() for root in range(size)],
     "empty": [len(one) for one in peers.mean({}, measures=True)],
 })
 """

@@ -37,7 +37,7 @@ def outcome(workload, mode="ddp", **settings):
         if live is not None:
             live.close()
     doubt = shown.not_proved or update.not_proved
-    return doubt.reason if doubt else update.why_silent or [shown.error, update.error]
+    return doubt.reason if doubt else update.inconclusive_reason or [shown.error, update.error]
 """
 MODES = ("single", "dp", "ddp")
 

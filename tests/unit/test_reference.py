@@ -17,7 +17,7 @@ from ddp_bench.bench.modes.compiled import draws_as_eager
 from ddp_bench.bench.plan.case import Split, split_of
 from ddp_bench.bench.plan.case_settings import COMM_HOOKS
 from ddp_bench.bench.plan.settings import PRECISIONS
-from ddp_bench.bench.proof.comparison import NO_MEMORY, Comparison, ProofError, unless_memory_is_full
+from ddp_bench.bench.proof.comparison import NO_MEMORY, ProofError, ReferenceCheck, unless_memory_is_full
 from ddp_bench.bench.proof.first_steps import FirstSteps, TakeGradients
 from ddp_bench.bench.proof.judge import (
     AMPLIFIED,
@@ -235,7 +235,7 @@ def test_every_precision_and_hook_has_a_tolerance_below_what_faults_do():
     assert lost_momentum > MAX_CONCLUSIVE_ERROR, "equal gradients g: 1.9 g + g with momentum, g + g without"
 
 
-def compared(reference, scales=(1.0, 1.0), of=Comparison, **settings):
+def compared(reference, scales=(1.0, 1.0), of=ReferenceCheck, **settings):
     """The steps of a case with a plain module whose results are given."""
     work = Work(Subject(case=case_of(**settings)), Split(1, 1), None, None, scales)
     return of(SimpleNamespace(computed=reference), work)
@@ -243,16 +243,16 @@ def compared(reference, scales=(1.0, 1.0), of=Comparison, **settings):
 
 def proved(error, noise, tolerance):
     """Proves what is off by `error`; rounding alone makes `noise`, and the plain module repeats itself."""
-    errors = {"perturbed": noise, "repeated": RelativeError()}
+    errors = {"perturbed": noise, "recompute": RelativeError()}
 
-    class Told(Comparison):
+    class Told(ReferenceCheck):
         on_any = 1.0, False, False
 
-        def error_of(self, found, _):
+        def compute_max_error(self, found, _):
             return errors.get(found, error)
 
-    def computed(work, *, repeated=False):
-        return "repeated" if repeated else "perturbed" if work.perturbed else "plain"
+    def computed(work, *, recompute=False):
+        return "recompute" if recompute else "perturbed" if work.perturbed else "plain"
 
     return compared(computed, of=Told).prove("by the mode", [tolerance])
 
@@ -294,7 +294,7 @@ def test_an_error_beyond_rounding_is_wrong(error, noise, precision, wrong):
 def test_an_error_that_rounding_may_have_made_is_none_and_a_large_one_tells_nothing(error, noise, tells):
     found = proved(error, noise, Tolerance(0.01, of_update=True))
     assert found.error == (error.total if tells else None)
-    assert ("rounding" in found.why_silent) is not tells
+    assert ("rounding" in found.inconclusive_reason) is not tells
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ PLAIN = {"mode": "single", "num_devices": 1}
 
 
 @pytest.mark.parametrize(
-    ("settings", "draws", "repeated", "why"),
+    ("settings", "draws", "recompute", "why"),
     [
         *(({}, draws, 1.0, "") for draws in (False, True)),
         ({}, True, 1.2, "two runs of the plain module under equal seeds differ by 0.2"),
@@ -341,10 +341,10 @@ PLAIN = {"mode": "single", "num_devices": 1}
         ({"sync_batchnorm": True}, False, 1.0, ""),
     ],
 )
-def test_a_case_that_is_off_is_wrong_unless_the_plain_module_tells_nothing(settings, draws, repeated, why):
-    runs = iter(Computed(update={"w": torch.tensor([length])}, draws=draws) for length in (1.0, repeated))
+def test_a_case_that_is_off_is_wrong_unless_the_plain_module_tells_nothing(settings, draws, recompute, why):
+    runs = iter(Computed(update={"w": torch.tensor([length])}, draws=draws) for length in (1.0, recompute))
     with_plain, tolerance = compared(lambda *_, **__: next(runs), **settings), Tolerance(0.01, of_update=True)
-    error = with_plain.error_of(Computed(update={"w": torch.tensor([4.0])}), tolerance)
+    error = with_plain.compute_max_error(Computed(update={"w": torch.tensor([4.0])}), tolerance)
     if why:
         assert with_plain.explain_mismatch(error, tolerance, "wrong").reason.startswith(why)
     else:
@@ -356,7 +356,9 @@ def test_a_case_that_is_off_is_wrong_unless_the_plain_module_tells_nothing(setti
 def test_what_is_not_a_number_is_off_whatever_else_is_right(scales):
     right = Computed(update={"w": torch.tensor([1.0]), "b": torch.tensor([1.0])})
     with_plain, tolerance = compared(lambda *_, **__: right, scales), Tolerance(1.0, of_update=bool(scales))
-    found = with_plain.error_of(Computed(update=right.update | {"w": torch.tensor([math.nan])}), tolerance)
+    found = with_plain.compute_max_error(
+        Computed(update=right.update | {"w": torch.tensor([math.nan])}), tolerance
+    )
     assert math.isnan(found.total)
     assert judge(found, tolerance) is False
 

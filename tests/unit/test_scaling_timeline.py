@@ -12,7 +12,7 @@ from torch.nn import functional
 from torchvision.models import resnet18
 
 from ddp_bench.bench.predict.timeline import Compute, Slowdown, simulated_ms
-from ddp_bench.bench.proof.stages import balanced, layer_costs_ms
+from ddp_bench.bench.proof.stages import layer_costs_ms, partition_layers
 from ddp_bench.models.resnet import ResNet20, resnet_layers
 
 COMPUTE = Compute(before_ms=50.0, backward_ms=100.0, after_ms=10.0)
@@ -124,7 +124,7 @@ def test_more_bandwidth_is_never_slower(buckets, slow, factor):
 @pytest.mark.parametrize("num_parts", [1, 2, 3, 5])
 def test_no_other_split_has_a_smaller_slowest_stage(num_parts):
     costs = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0]
-    found = balanced(costs, num_parts)
+    found = partition_layers(costs, num_parts)
 
     def slowest(cuts):
         ends = (0, *cuts, len(costs))
