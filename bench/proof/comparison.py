@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from ..common.errors import RAISED_BY_USERS
 from ..common.numbers import short
@@ -59,6 +59,17 @@ class ProofError(RuntimeError):
     """A mode's gradients, parameters, buffers or state dict differ from the plain module's."""
 
 
+class Facts(NamedTuple):
+    """The norm of the plain module's result; whether it draws random numbers, and asks other ranks.
+
+    Where the norm, of the update or of the parts' gradients, is 0, a mode that does nothing looks right.
+    """
+
+    size: float
+    draws: bool
+    asks: bool
+
+
 @dataclass(frozen=True)
 class ReferenceCheck:
     """A case and the plain module, as each rank of the case calls it."""
@@ -72,15 +83,12 @@ class ReferenceCheck:
         return self.reference.computed(self.work)
 
     @functools.cached_property
-    def on_any(self) -> tuple[float, bool, bool]:
-        """The norm of the parts' gradients or of the update; whether it draws numbers, and asks other ranks.
-
-        Of any rank. Where the norm is 0, a mode that does nothing looks right.
-        """
+    def on_any(self) -> Facts:
+        """The largest of each on any rank."""
         right = self.reference_result or Computed()
         size = norm(right.update if self.work.scales else right.sizes)
         size, draws, asks = self.work.of.peers.all_largest(size, right.draws, right.asks)
-        return size, bool(draws), bool(asks)
+        return Facts(size, bool(draws), bool(asks))
 
     def check_use(self) -> None:
         """Raise UnusedParametersError where a rank's part leaves DDP waiting, on all before any waits."""
@@ -133,7 +141,7 @@ class ReferenceCheck:
         from all ranks do. Each rank then computes its own part, as in training.
         """
         error, strict = self.compute_max_error(found, tolerance), Tolerance(tolerance.total)
-        if not self.on_any[2] or judge(error, strict):
+        if not self.on_any.asks or judge(error, strict):
             return self, error
         ordered = replace(self, work=replace(self.work, in_order=True))
         in_order = ordered.compute_max_error(found, tolerance)
@@ -161,7 +169,7 @@ class ReferenceCheck:
         usual = case.compile == "off" and case.precision == "fp32"
         # One device, eager, with the workload's own optimizer: it is what it is compared with.
         if not (case.mode == "single" and usual and not (case.fused_optimizer or case.channels_last)):
-            if case.sync_batchnorm and self.on_any[1]:
+            if case.sync_batchnorm and self.on_any.draws:
                 return NO_SEED
             error = self.compute_max_error(self.reference.computed(self.work, recompute=True), tolerance)
             if error.total <= OF_LIMIT * tolerance.total:

@@ -108,7 +108,7 @@ class Prover:
                     work = replace(self.inputs.work(of, split, dtype), alternates=alternates)
                     with_plain = ReferenceCheck(self.reference, work)
                     full = unless_memory_is_full(with_plain.check_use)
-                    if full is not None or with_plain.on_any[0] > VANISHING:
+                    if full is not None or with_plain.on_any.size > VANISHING:
                         break
                 found = self._of_mode(group, work)
             except RAISED_BY_USERS as error:
@@ -185,8 +185,8 @@ class Prover:
         if of.peers.largest(bool(odd)):
             first = f": {odd[0][0]}" if odd else ""
             raise ProofError(f"its state dict is not the plain module's{first}")
-        size, self.draws, _ = with_plain.on_any
-        if not size:
+        self.draws = with_plain.on_any.draws
+        if not with_plain.on_any.size:
             return ProofResult(not_proved=NO_GRADIENT)
 
         def tolerances() -> Iterator[Tolerance]:
@@ -200,7 +200,7 @@ class Prover:
 
     def _update_compared(self, steps: FirstSteps, weights: Weights, of: Subject) -> ProofResult:
         with_plain = ReferenceCheck(self.reference, training_of(self.maker, of, steps.scales))
-        if not with_plain.on_any[0]:
+        if not with_plain.on_any.size:
             return ProofResult(inconclusive_reason="its optimizer changes no parameter in them")
         update = difference(weights, {name: self.maker.start[name] for name in weights})
         precision, hook = of.case.precision, of.case.comm_hook

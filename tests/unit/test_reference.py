@@ -17,7 +17,13 @@ from ddp_bench.bench.modes.compiled import draws_as_eager
 from ddp_bench.bench.plan.case import Split, split_of
 from ddp_bench.bench.plan.case_settings import COMM_HOOKS
 from ddp_bench.bench.plan.settings import PRECISIONS
-from ddp_bench.bench.proof.comparison import NO_MEMORY, ProofError, ReferenceCheck, unless_memory_is_full
+from ddp_bench.bench.proof.comparison import (
+    NO_MEMORY,
+    Facts,
+    ProofError,
+    ReferenceCheck,
+    unless_memory_is_full,
+)
 from ddp_bench.bench.proof.first_steps import FirstSteps, TakeGradients
 from ddp_bench.bench.proof.judge import (
     AMPLIFIED,
@@ -246,7 +252,7 @@ def proved(error, noise, tolerance):
     errors = {"perturbed": noise, "recompute": RelativeError()}
 
     class Told(ReferenceCheck):
-        on_any = 1.0, False, False
+        on_any = Facts(1.0, draws=False, asks=False)
 
         def compute_max_error(self, found, _):
             return errors.get(found, error)
