@@ -88,7 +88,7 @@ class Tolerance:
     """Over all tensors."""
     of_update: bool = False
     where: str = ""
-    """Where it holds, for people."""
+    """The arithmetic that it is for, in words."""
 
     def limits(self, noise: RelativeError) -> tuple[float, float]:
         """Return the largest errors over all tensors, and of one, where rounding alone makes `noise`."""
