@@ -77,13 +77,13 @@ def under_way():
 
 
 def mark(name, now):
-    """Leave proof of the deed, with what was on disk before it; False if it was done already."""
+    """Leave proof of the deed, with the log as it was before it; False if it was done already."""
     try:
         with (MARKERS / f"{name}.{rank()}.json").open("x") as file:
             json.dump({"now": now}, file)
     except FileExistsError:
         return False
-    shutil.copyfile(OUT / "blocks.csv", MARKERS / f"{name}.{rank()}.csv")
+    shutil.copyfile(OUT / "journal.jsonl", MARKERS / f"{name}.{rank()}.log")
     return True
 
 
@@ -153,7 +153,7 @@ def eat_memory():
 def fill_disk(filler):
     """Leave no room: on a disk of its own, or else for the conductor alone, by its limit of file sizes."""
     if not filler.parent.is_mount():
-        size = (OUT / "blocks.csv").stat().st_size + 10
+        size = (OUT / "journal.jsonl").stat().st_size + 10
         resource.prlimit(conductor(), resource.RLIMIT_FSIZE, (size, size))
         return
     with filler.open("wb", buffering=0) as file:
@@ -174,7 +174,7 @@ def wait_for(path):
 
 def _hooked_write(descriptor, content):
     file = Path(f"/proc/self/fd/{descriptor}").readlink()
-    if DEEDS and file == OUT / "blocks.csv":
+    if DEEDS and file == OUT / "journal.jsonl" and content.startswith(b'{"event": "block"'):
         done = int(strike("write", content, descriptor) or 0)
         return done + _write(descriptor, content[done:])
     written = _write(descriptor, content)

@@ -1,6 +1,5 @@
 """One results folder through faults and resumes, and what is asked of it after each."""
 
-import csv
 import json
 import os
 import random
@@ -69,13 +68,10 @@ class Ended:
     code: int
     error: str
     cases: pd.DataFrame
-    rows: frozenset[str]
+    logged: frozenset[bytes]
+    """The blocks in its log."""
+    blocks: pd.DataFrame
     manifest: Manifest
-
-    @property
-    def blocks(self):
-        """The rows of blocks.csv, in any order."""
-        return pd.DataFrame(csv.DictReader(sorted(self.rows, key=lambda row: not row.startswith("case_id,"))))
 
 
 class Campaign:
@@ -132,7 +128,8 @@ class Campaign:
 
     def look(self, code, error):
         run = load_run(self.out)
-        return Ended(code, error, run.cases, frozenset(lines(self.out / "blocks.csv")), run.manifest)
+        logged = logged_blocks(self.out / "journal.jsonl")
+        return Ended(code, error, run.cases, logged, run.blocks, run.manifest)
 
     def await_end(self):
         """Wait until no process of this run is left."""
@@ -149,16 +146,17 @@ class Campaign:
 
     def kept(self, name):
         """The fault happened, cost nothing that was finished, and the resumed run came to its end."""
-        proofs = sorted(self.markers.glob(f"{name}.*.csv"))
+        proofs = sorted(self.markers.glob(f"{name}.*.log"))
         assert proofs, f"{name} never happened: {self.ended[name].error}"
         ended, end = self.ended[name], self.ended["end"]
         for proof in proofs:
-            before = set(lines(proof))
-            assert before <= ended.rows
-            assert before <= end.rows
+            before = logged_blocks(proof)
+            assert before <= ended.logged
+            assert before <= end.logged
         assert end.code == 0, end.error
         assert ended.cases["case_id"].tolist() == end.cases["case_id"].tolist()
-        blocks = load_run(self.out).blocks
+        blocks = end.blocks
+        assert len(blocks) == sum(len(json.loads(line)["ranks"]) for line in end.logged)
         assert not blocks.duplicated(["case_id", "phase", "round", "rank"]).any()
         return ended
 
@@ -174,28 +172,27 @@ class Campaign:
         return str(row["status"]), str(row["reason"])
 
 
-def lines(path):
-    """Whole lines of a table."""
-    text = path.read_text(encoding="utf-8", errors="replace")
-    return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+BLOCK = b'{"event": "block"'
+
+
+def logged_blocks(path):
+    """The blocks in a log, each the whole line that tells of it."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    return frozenset(line for line in lines if line.startswith(BLOCK) and line.endswith(b"\n"))
 
 
 def damage(out, seed):
-    """Cut the table in the middle of a row and put garbage at the journal's end; the rows that went."""
-    draw = random.Random(seed)
-    table = out / "blocks.csv"
-    before = lines(table)
-    table.write_text("".join(before)[: -draw.randint(2, len(before[-1]) - 1)])
-    with (out / "journal.jsonl").open("ab") as journal:
-        journal.write(b'{"event":"settled",' + draw.randbytes(40) + b'\0\0{"event"')
-    gone = set(before) - set(lines(table))
-    assert gone
-    # A block is whole with the rows of all its ranks: what is left of the last one goes too.
-    block = next(iter(gone)).split(",")[:3]
-    return {line for line in before if line.split(",")[:3] == block}
+    """Cut a log in the middle of its last block and put zeros there, as a loss of power may; that block."""
+    log = out / "journal.jsonl"
+    content = log.read_bytes()
+    begin = content.rindex(BLOCK)
+    end = content.index(b"\n", begin) + 1
+    cut = random.Random(seed).randrange(begin + 1, end)
+    log.write_bytes(content[:cut] + b"\0" * 100)
+    return content[begin:end]
 
 
 def forget(campaign, gone):
-    """Do not ask after rows that were damaged away."""
-    for proof in campaign.markers.glob("*.csv"):
-        proof.write_text("".join(line for line in lines(proof) if line not in gone))
+    """Do not ask after a block that was damaged away."""
+    for proof in campaign.markers.glob("*.log"):
+        proof.write_bytes(proof.read_bytes().replace(gone, b""))

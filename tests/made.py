@@ -16,12 +16,14 @@ from ddp_bench.bench.plan.resolve import with_device_defaults
 from ddp_bench.bench.plan.settings import Settings
 from ddp_bench.bench.plan.sweep import Machine, expand
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
+from ddp_bench.bench.results.blocks import Block, blocks_of
 from ddp_bench.bench.results.case_result import case_results
 from ddp_bench.bench.results.columns import BLOCKS, COMPARISONS, typed_frame
 from ddp_bench.bench.results.comparisons import Comparison, pairs_of
 from ddp_bench.bench.results.comparisons import compared as compared_pairs
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.run_folder import RunWriter
+from ddp_bench.bench.results.tables import csv_bytes, csv_value
 
 
 def case_of(**settings: Any) -> Case:
@@ -78,11 +80,23 @@ def new_run(folder: Path) -> RunWriter:
     return RunWriter(folder)
 
 
+def write_blocks(folder: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Write a blocks.csv row by row."""
+    lines = ([csv_value(row.get(column.name)) for column in BLOCKS] for row in rows)
+    (folder / "blocks.csv").write_bytes(csv_bytes([[column.name for column in BLOCKS], *lines]))
+
+
+def block_of_rows(rows: Sequence[dict[str, Any]]) -> Block:
+    """The block that these rows are."""
+    (block,) = blocks_of(typed_frame(rows, BLOCKS))
+    return block
+
+
 def write_tables(writer: RunWriter, outcomes: Sequence[Outcome], blocks: Sequence[dict[str, Any]]) -> None:
     """The tables of a run that has ended so."""
     times = RoundTimes.of(typed_frame(blocks, BLOCKS))
     comparisons = compared(case_rows(outcomes, times), times)
-    writer.append(blocks)
+    write_blocks(writer.folder, blocks)
     writer.replace("cases.csv", case_rows(outcomes, times, comparisons))
     writer.replace("comparisons.csv", typed_frame([one.row() for one in comparisons], COMPARISONS))
 

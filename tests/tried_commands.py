@@ -12,7 +12,7 @@ from in_process import Reached, reached
 
 from ddp_bench.__main__ import main_of
 from ddp_bench.bench.lab.main import split
-from ddp_bench.bench.results.journal import Journal, Plan
+from ddp_bench.bench.results.journal import VERSION, Journal, Plan
 from ddp_bench.bench.run.main import settings_of
 
 SAMPLES = ROOT / "results" / "samples"
@@ -34,7 +34,7 @@ def stop_at_processes(monkeypatch):
 def put_run(sample, folder):
     """Put a sample into a folder, as a run that broke off at its start."""
     shutil.copytree(SAMPLES / sample, folder)
-    Journal(folder).write(Plan(cases=()))
+    Journal(folder).write(Plan(cases=(), version=VERSION))
 
 
 def tried(words):

@@ -51,7 +51,7 @@ def propose_next_step(
 
     None where nothing was measured, or a mode failed: what is to be mended first is in the reasons. A run
     with failed cases is no baseline. None of a side of an interleaved gate: the gate says what comes next.
-    A folder without its journal, such as a baseline, is not `resumable`: its command begins anew.
+    A folder without its log, such as a baseline, is not `resumable`: its command begins anew.
     """
     folder, manifest, cases = run.path, run.manifest, run.results
     failed = set(failed_modes(cases, dict.fromkeys(case.mode for case in cases)))

@@ -103,32 +103,3 @@ class Fault:
     """True where this process can measure no further: its device or its communicator is broken."""
     is_cause: bool = True
     """True where something went wrong here, not because another rank failed."""
-
-
-def block_rows(
-    launch: int,
-    case_id: str,
-    phase: str,
-    round_index: int,
-    position: int,
-    started_s: float,
-    times: Sequence[tuple[str, int, BlockTimes]],
-) -> list[dict[str, Any]]:
-    """One block: of each rank that took part its host, number and times."""
-    return [
-        {
-            "case_id": case_id,
-            "phase": phase,
-            "round": round_index,
-            "position": position,
-            "launch": launch,
-            "rank": rank,
-            "host": host,
-            "started_s": round(started_s, 4),
-            "num_steps": len(block.steps_ms),
-            "block_ms": round(block.block_ms, 4),
-            "steps_ms": tuple(float(f"{ms:.5g}") for ms in block.steps_ms),
-            "detail": block.detail,
-        }
-        for host, rank, block in times
-    ]

@@ -47,6 +47,11 @@ _UNITS: tuple[tuple[str, str], ...] = (
 _TYPES: dict[str, tuple[type, ...]] = {"text": (str,), "int": (int,), "float": (int, float), "bool": (bool,)}
 
 
+def storable(number: float) -> float | None:
+    """Return a number as a cell may hold it: 0 for one too small to be told from it, None beyond `MOST`."""
+    return 0.0 if abs(number) < LEAST else number if abs(number) <= MOST else None
+
+
 @dataclass(frozen=True)
 class Column:
     """One column of a results file, and what its cells may hold."""
@@ -274,17 +279,22 @@ DTYPES: dict[str, Any] = {"text": "string[python]", "int": "Int64", "bool": "boo
 
 
 def typed_frame(rows: Iterable[Mapping[str, Any]], columns: tuple[Column, ...]) -> pd.DataFrame:
-    """Rows as a frame with the schema's columns and types; absent values become NA."""
+    """Rows as a frame with the schema's columns and types; what is absent, or no cell may hold, becomes NA.
+
+    A number too small to be told from 0 becomes 0: what is written of it can be read again.
+    """
     import numpy as np  # as pandas it takes long, and `--help` needs the names alone
     import pandas as pd
 
-    def typed(values: list[Any], kind: str) -> Any:
-        if kind == "float":
-            return np.array(values, dtype=np.float64)
-        return pd.array(values, dtype=DTYPES[kind])
+    def typed(column: Column, values: list[Any]) -> Any:
+        if column.kind != "float":
+            return pd.array(values, dtype=DTYPES[column.kind])
+        found = np.array(values, dtype=np.float64)
+        found[abs(found) < LEAST] = 0.0
+        return np.where((found > column.above) & (found <= column.most), found, np.nan)
 
     rows = list(rows)
-    return pd.DataFrame({c.name: typed([row.get(c.name) for row in rows], c.kind) for c in columns})
+    return pd.DataFrame({c.name: typed(c, [row.get(c.name) for row in rows]) for c in columns})
 
 
 def records(cases: pd.DataFrame) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from ..common.errors import UsageError
 from ..common.scratch import scratch_folder
 
 MOST_JSON_BYTES = 8 * 2**20
-"""Bytes of a manifest or one line of a journal; thousands of ranks take some MiB, parsed 20 times that."""
+"""Bytes of a manifest; thousands of ranks take some MiB, parsed 20 times that."""
 
 MOST_TRACE_BYTES = 2 * 2**30
 """Bytes of a trace, not packed; a few steps make some tens of MiB."""

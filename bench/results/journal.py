@@ -1,13 +1,15 @@
-"""The journal of a run: its plan, what became of each case, and what is under way, one event a line.
+"""The log of a run: its plan, its blocks, what became of each case, and what is under way, one event a line.
 
-It is only ever appended to, so that a process that dies at any moment leaves all but its last line. With
-`blocks.csv` it is all that is needed to resume a run, or to close it without the ranks.
+It is only ever appended to, so that a process that dies at any moment leaves all but its last line. With the
+manifest it is all that is needed to resume a run, or to make its tables without the ranks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -21,32 +23,37 @@ from ..common.text import to_json
 from ..machine.records import Count, Record
 from ..plan.buckets import BucketLayout
 from ..plan.sweep import Planned
+from .blocks import Block, Milliseconds
 from .case_columns import CASES
 from .columns import STATUSES
-from .disk import MOST_JSON_BYTES, append, open_regular, open_text
+from .disk import append, open_regular, open_text
 
 JOURNAL = "journal.jsonl"
 
-MOST_JOURNAL_BYTES = 2**30
-"""5,000 cases x 30 rounds x 4 phases take 60 MiB."""
+VERSION = 2
+"""Version of the log: from 2 on it holds the blocks."""
+
+MAX_LOG_BYTES = 2**32
+"""A block takes some 50 bytes for each rank, and 200 for itself: more than in blocks.csv with one rank."""
+
+MAX_LINE_BYTES = 2**26
+"""A block of 1,024 ranks, 1,000 steps each, takes 7 MiB."""
 
 PLAN_CASES = 1000
-"""Cases in a line of the plan: some 1 MiB, of which a reader takes `MOST_JSON_BYTES`."""
-
-MOST_CUT_LINES = 100
-"""Every crash may cut one line; nobody resumes a run that often."""
+"""Cases in a line of the plan: some 1 MiB."""
 
 _CASES = {column.name: column for column in CASES}
 
 
 class _Event(Record, frozen=True, tag_field="event", tag=str.lower):
-    """A line of the journal; `event` names its kind."""
+    """A line of the log; `event` names its kind."""
 
 
 class Plan(_Event, frozen=True):
     """The first lines: all cases, some in each."""
 
     cases: tuple[Planned, ...]
+    version: int = 1
 
 
 class Attempt(_Event, frozen=True):
@@ -94,6 +101,8 @@ class Curve(_Event, frozen=True):
 
     num_ranks: Count
     backend: str
+    times_ms: tuple[tuple[Count, Annotated[tuple[Milliseconds, ...], Meta(min_length=1)]], ...] = ()
+    """Bytes of a message, and its repetitions; none where the curve failed."""
 
 
 class End(_Event, frozen=True):
@@ -102,7 +111,9 @@ class End(_Event, frozen=True):
     because: str
 
 
-Event: TypeAlias = Plan | Attempt | UnderWay | Settled | Retry | Layout | Curve | End
+Event: TypeAlias = Plan | Attempt | UnderWay | Settled | Retry | Layout | Block | Curve | End
+
+_DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 
 class Completion(StrEnum):
@@ -118,13 +129,17 @@ class Completion(StrEnum):
 
 @dataclass
 class State:
-    """The state of a run, as its journal tells it."""
+    """The state of a run, as its log tells it, without the times of its blocks."""
 
+    version: int = VERSION
     plan: list[Planned] = field(default_factory=list)
     settled: dict[int, Settled] = field(default_factory=dict)
     layouts: dict[str, BucketLayout] = field(default_factory=dict)
-    curves: set[tuple[int, str]] = field(default_factory=set)
-    """Rank count and backend of the all-reduce curves that are done."""
+    curves: dict[tuple[int, str], Curve] = field(default_factory=dict)
+    """The all-reduce curves that are done, by rank count and backend."""
+    num_blocks: int = 0
+    table_bytes: int = 0
+    """Size of blocks.csv, made of these blocks, at most."""
     under_way: UnderWay | None = None
     attempts: list[Attempt] = field(default_factory=list)
     ended: str = ""
@@ -142,8 +157,12 @@ class State:
     def take(self, event: Event) -> None:
         """Go on by one line. Raises ValueError for what no run writes."""
         match event:
+            case Block():
+                self.num_blocks += 1
+                self.table_bytes += event.table_bytes
             case Plan():
                 self.plan += event.cases
+                self.version = event.version
             case Attempt():
                 self.attempts.append(event)
                 self.under_way, self.ended = None, ""
@@ -153,12 +172,11 @@ class State:
             case Settled():
                 self._take_outcome(event)
             case Retry():
-                for index in event.indices:
-                    self.settled.pop(index, None)
+                self.settled = {i: s for i, s in self.settled.items() if i not in event.indices}
             case Layout():
                 self.layouts[event.case_id] = BucketLayout(event.num_bytes, event.parameters)
             case Curve():
-                self.curves.add((event.num_ranks, event.backend))
+                self.curves[event.num_ranks, event.backend] = event
             case End():
                 self.ended = event.because
 
@@ -178,64 +196,105 @@ class State:
 
 
 class Journal:
-    """Appends to a run's journal and keeps its state in step."""
+    """Appends to a run's log and keeps its state in step."""
 
     def __init__(self, folder: Path) -> None:
-        """Go on with the journal of `folder`, if there is one. Raises UsageError where it is damaged."""
+        """Go on with the log of `folder`, cut behind its last whole line. Raises UsageError as `read`."""
         self.path = folder / JOURNAL
-        self.state = State()
-        if os.path.lexists(self.path):
-            self.state, whole = _state(self.path)
-            if not whole:
-                self._append(b"\n")
+        self.state, end = _state(self.path) if os.path.lexists(self.path) else (State(), 0)
+        self._descriptor = open_regular(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        if os.fstat(self._descriptor).st_size > end > 0:
+            os.ftruncate(self._descriptor, end)
 
     def write(self, event: Event, *, sync: bool = False) -> None:
-        """Append a line. Raises OSError."""
-        line = to_json(event, indent=None)
-        self._append(f"{line}\n".encode(), sync=sync)
-        # Round trip: the state must be the one that a reader will find.
-        self.state.take(msgspec.convert(json.loads(line), Event))
-
-    def _append(self, line: bytes, *, sync: bool = False) -> None:
-        descriptor = open_regular(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        """Append a line, all or nothing of it. Raises OSError."""
+        line = f"{to_json(event, indent=None)}\n".encode()
+        before = os.fstat(self._descriptor).st_size
         try:
-            append(descriptor, line)
+            append(self._descriptor, line)
             if sync:
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+                os.fsync(self._descriptor)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, before)
+            raise
+        # Round trip: the state must be the one that a reader will find.
+        self.state.take(_event(line))
+
+    def is_in_place(self) -> bool:
+        """Return whether the log has not been removed, and no other is at its place by now."""
+        with contextlib.suppress(OSError):
+            return os.path.samestat(os.lstat(self.path), os.fstat(self._descriptor))
+        return False
+
+    def close(self) -> None:
+        os.close(self._descriptor)
 
 
 def read(folder: Path) -> State:
-    """The state that a folder's journal tells. Raises UsageError where there is none, or it is damaged."""
+    """The state that a folder's log tells. Raises UsageError where there is none, or it is damaged."""
     if not (folder / JOURNAL).is_file():
         raise UsageError(f"{folder} has no {JOURNAL}: no run that could be resumed; name a run's folder")
     return _state(folder / JOURNAL)[0]
 
 
-def _state(path: Path) -> tuple[State, bool]:
-    """Read a journal's state, and whether its last line is whole; one cut by a crash counts as unwritten."""
-    state, line = State(), "\n"
-    number = num_cut = 0
-    with open_text(path, most_bytes=MOST_JOURNAL_BYTES, errors="replace") as file:
-        while text := file.readline(MOST_JSON_BYTES):
-            number, line = number + 1, text
-            if len(line) == MOST_JSON_BYTES:
-                raise UsageError(f"{path} line {number} is longer than any that a run writes; restore it")
+def read_blocks(folder: Path) -> Iterator[Block]:
+    """Read the blocks in a folder's log, in the order in which they were measured. Raises as `read`."""
+    return (event for event, _ in _events(folder / JOURNAL) if isinstance(event, Block))
+
+
+def has_ended(folder: Path) -> bool:
+    """Tell whether the log of a folder ends with its run's end, when all tables were written."""
+    with open_text(folder / JOURNAL, most_bytes=MAX_LOG_BYTES) as text:
+        file = text.buffer
+        file.seek(max(file.seek(0, os.SEEK_END) - 2**16, 0))
+        return file.read()[:-1].rpartition(b"\n")[2].startswith(b'{"event": "end"')
+
+
+def _state(path: Path) -> tuple[State, int]:
+    """Read the state that a log tells, and where the last whole line ends."""
+    state, end = State(), 0
+    for number, (event, behind) in enumerate(_events(path), start=1):
+        try:
+            state.take(event)
+        except ValueError as error:
+            raise _damaged(path, number, error) from None
+        end = behind
+    if state.version != VERSION:
+        raise UsageError(f"{path} is of another version; go on with the ddp-bench that began the run")
+    return state, end
+
+
+def _events(path: Path) -> Iterator[tuple[Event, int]]:
+    """Read each event of a log, and where its line ends; what a crash left behind the last is passed over."""
+    end = number = 0
+    cut: UsageError | None = None
+    with open_text(path, most_bytes=MAX_LOG_BYTES) as text:
+        while line := text.buffer.readline(MAX_LINE_BYTES):
+            number, end = number + 1, end + len(line)
+            if len(line) == MAX_LINE_BYTES:
+                raise _damaged(path, number, "longer than any that a run writes")
             try:
-                told = json.loads(line)
-            except ValueError:  # a crash cut the line
-                num_cut += 1
-                if num_cut > MOST_CUT_LINES:
-                    raise UsageError(
-                        f"{path} is no journal: {num_cut} lines are damaged; restore it"
-                    ) from None
+                event = _event(line)
+            except json.JSONDecodeError as error:
+                cut = cut or _damaged(path, number, error)
                 continue
-            except RecursionError:
-                told = "nested too deeply"
-            try:
-                state.take(msgspec.convert(told, Event))
-            except (msgspec.ValidationError, RecursionError, TypeError, ValueError) as error:
-                damaged = f"{path} line {number} is damaged ({error}); restore it, or start anew"
-                raise UsageError(damaged) from None
-    return state, line.endswith("\n")
+            except (msgspec.ValidationError, RecursionError, TypeError, ValueError, ArithmeticError) as error:
+                raise _damaged(path, number, error) from None
+            if cut is not None:
+                raise cut
+            if line.endswith(b"\n"):
+                yield event, end
+
+
+def _event(line: bytes) -> Event:
+    """The event on a line. Raises ValueError, of which `json.JSONDecodeError` says that it is no JSON."""
+    try:
+        return _DECODER.decode(line)
+    except (msgspec.DecodeError, RecursionError):  # also for a lone surrogate, in a text of the user's
+        event: Event = msgspec.convert(json.loads(line.decode(errors="replace")), Event)
+        return event
+
+
+def _damaged(path: Path, number: int, error: object) -> UsageError:
+    return UsageError(f"{path} line {number} is damaged ({error}); restore it, or start anew")

@@ -1,24 +1,24 @@
-"""The tables of a run, made of what it has logged: its journal and its blocks."""
+"""The tables of a run, made of its log."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from ..machine.manifest import Manifest
 from ..plan.settings import IMAGES, OWN_PRECISIONS
 from ..stats.fit import Typical
-from .aggregate import Outcome, bucket_rows, case_rows, identity
+from .aggregate import Outcome, allreduce_rows, bucket_rows, case_rows, identity
+from .blocks import Block
 from .case_result import CaseResult
-from .columns import ALLREDUCE, BY_PLAN, COMPARISONS, NOT_REACHED, records, typed_frame
+from .columns import ALLREDUCE, BY_PLAN, COMPARISONS, NOT_REACHED, typed_frame
 from .comparisons import Comparison, compared, pairs_of
 from .journal import Settled, State
 from .round_times import RoundTimes
-from .tables import read_table
+from .run_folder import RunWriter
 
 NOT_REACHED_REASON = "not measured: the run ended before this case's first block"
 """Reason of a case that is shown as skipped because its turn never came."""
@@ -75,17 +75,16 @@ class LogTables:
                 found.append(Outcome(planned, known.status, known.reason, known.facts))
         return found
 
-    def files(self) -> dict[str, pd.DataFrame]:
-        """The tables by the name of their file."""
+    def write(self, writer: RunWriter, blocks: Iterable[Block]) -> None:
+        """Write all tables of a run with these blocks. Raises OSError."""
         unit = next((p.case.unit for p in self.state.plan), IMAGES)
-        return {
-            "cases.csv": self.cases,
-            "comparisons.csv": typed_frame((one.row(unit) for one in self.comparisons), COMPARISONS),
-            "buckets.csv": bucket_rows(self.state.layouts, self.times),
-        }
-
-
-def done_curves(folder: Path, state: State) -> list[dict[str, Any]]:
-    """Read the rows of allreduce.csv of the curves that the journal calls done."""
-    rows = records(read_table(folder / "allreduce.csv", ALLREDUCE))
-    return [row for row in rows if (row["num_devices"], row["backend"]) in state.curves]
+        curves = [
+            row
+            for curve in self.state.curves.values()
+            for row in allreduce_rows(curve.num_ranks, curve.backend, dict(curve.times_ms))
+        ]
+        writer.write_blocks(blocks)
+        writer.replace("buckets.csv", bucket_rows(self.state.layouts, self.times))
+        writer.replace("allreduce.csv", typed_frame(curves, ALLREDUCE))
+        writer.replace("comparisons.csv", typed_frame((c.row(unit) for c in self.comparisons), COMPARISONS))
+        writer.replace("cases.csv", self.cases)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,24 +11,23 @@ from typing import Any
 import msgspec
 import pandas as pd
 
-from ..common.cli import command, say
+from ..common.cli import command
 from ..common.errors import UsageError
 from ..common.process import uninterrupted
 from ..plan.sweep import Planned, plan_hash
 from ..stats.fit import FITTED
-from .aggregate import allreduce_rows, rate_half_widths
-from .block_times import block_rows
-from .blocks import Block, repair_blocks
-from .columns import ALLREDUCE, typed_frame
+from .aggregate import rate_half_widths
+from .blocks import Block
+from .columns import storable
 from .commands import resume_command
 from .comparisons import Comparison
 from .disk import remove_unfinished
-from .journal import PLAN_CASES, Curve, End, Event, Journal, Plan, Settled, UnderWay
-from .log_tables import LogTables, done_curves
+from .journal import PLAN_CASES, VERSION, Curve, End, Event, Journal, Plan, Settled, UnderWay, read_blocks
+from .log_tables import LogTables
 from .round_times import RoundTimes
 from .run_folder import RUN_FILES, RunWriter
 from .store import read_manifest
-from .tables import read_blocks, readable
+from .tables import readable
 
 BlockKey = tuple[str, str, int]
 """A block: case id, phase, round."""
@@ -47,7 +45,6 @@ class Recorder:
         self.writer = writer
         self.times = RoundTimes()
         """All blocks so far."""
-        self._has_lost_journal = False
         self.timed_s = 0.0
         self._rounds_of: dict[int, tuple[float, float]] = {}
         """Begin and end of the rounds of each launch of the workers, in seconds since the run began."""
@@ -55,12 +52,9 @@ class Recorder:
         """End of the last block, in seconds since the run began."""
         self.manifest = read_manifest(self.folder)
         """The manifest as it is on disk."""
-        blocks = self.folder / "blocks.csv"
-        with readable(blocks):
-            for block in read_blocks(blocks):
+        with readable(journal.path):
+            for block in read_blocks(self.folder):
                 self._take(block)
-        self._curves = done_curves(self.folder, journal.state)
-        """The rows of allreduce.csv."""
         self.refresh()
 
     @classmethod
@@ -68,7 +62,7 @@ class Recorder:
         """The record of a new run. Raises OSError where it cannot be written."""
         journal = Journal(writer.folder)
         for first in range(0, len(plan), PLAN_CASES):
-            journal.write(Plan(cases=tuple(plan[first : first + PLAN_CASES])), sync=True)
+            journal.write(Plan(cases=tuple(plan[first : first + PLAN_CASES]), version=VERSION), sync=True)
         return cls(writer, journal)
 
     @classmethod
@@ -81,15 +75,9 @@ class Recorder:
             if plan_hash(journal.state.plan) != read_manifest(folder).plan_hash:
                 raise UsageError(f"{journal.path} tells of another plan than manifest.json; restore both")
             remove_unfinished(folder, RUN_FILES)
-            plan = [p.case for p in journal.state.plan]
-            num_ranks = {case.case_id: case.num_ranks for case in plan}
-            repair_blocks(folder / "blocks.csv", num_ranks)
-            writer = RunWriter(folder)
         except OSError as error:
             raise UsageError(f"{folder} cannot be opened: {error.strerror}; free or restore it") from None
-        recorder = cls(writer, journal)
-        recorder.write()
-        return recorder
+        return cls(RunWriter(folder), journal)
 
     @property
     def launch(self) -> int:
@@ -123,7 +111,7 @@ class Recorder:
         self.log(UnderWay(what=what, index=index, curve=curve), sync=False)
 
     def log(self, event: Event, *, sync: bool = True) -> None:
-        """Append to the journal."""
+        """Append to the log."""
         with self._writing():
             self.journal.write(event, sync=sync)
 
@@ -132,7 +120,8 @@ class Recorder:
     ) -> None:
         """Status of case `index`; facts are added to those known."""
         old = self.journal.state.settled.get(index)
-        known = {**(old.facts if old else {}), **(facts or {})}
+        told = {n: storable(v) if isinstance(v, float) else v for n, v in (facts or {}).items()}
+        known = {**(old.facts if old else {}), **told}
         self.log(Settled(index=index, status=status, reason=reason, facts=known))
 
     def add_failure(self, case_id: str, text: str) -> Path:
@@ -141,11 +130,10 @@ class Recorder:
             return self.writer.append_failure(case_id, text)
 
     def add_block(self, *what: Any) -> None:
-        """A block of these workers; `what` as in `block_rows`."""
-        rows = block_rows(self.launch, *what)
-        with self._writing():
-            self.writer.append(rows)
-        self._take(Block.of_rows(rows))
+        """A block of these workers; `what` as in `Block.of_times`."""
+        block = Block.of_times(self.launch, *what)
+        self.log(block)
+        self._take(block)
 
     def _take(self, block: Block) -> None:
         self.times.add(block)
@@ -164,10 +152,8 @@ class Recorder:
 
     def add_allreduce(self, num_ranks: int, backend: str, times_ms: Mapping[int, Sequence[float]]) -> None:
         """Times of the all-reduce by itself, by message size in bytes; none where it failed."""
-        self._curves += allreduce_rows(num_ranks, backend, times_ms)
-        with self._writing():
-            self.writer.replace("allreduce.csv", typed_frame(self._curves, ALLREDUCE))
-            self.journal.write(Curve(num_ranks=num_ranks, backend=backend), sync=True)
+        times = tuple((size, tuple(found)) for size, found in times_ms.items())
+        self.log(Curve(num_ranks=num_ranks, backend=backend, times_ms=times))
 
     def pairs(self) -> list[tuple[str, str]]:
         """The pairs to compare."""
@@ -190,10 +176,8 @@ class Recorder:
     def write(self) -> pd.DataFrame:
         """Write all tables, made anew; the one of cases. Between rounds the log has all that they hold."""
         self.refresh()
-        tables = {**self._tables.files(), "allreduce.csv": typed_frame(self._curves, ALLREDUCE)}
         with self._writing():
-            for name, rows in tables.items():
-                self.writer.replace(name, rows)
+            self._tables.write(self.writer, read_blocks(self.folder))
         return self.cases
 
     def tell(self, **facts: Any) -> None:
@@ -206,17 +190,14 @@ class Recorder:
     def close(self, because: str) -> None:
         """Write why the run ended, and close its files."""
         self.log(End(because=because))
-        self.writer.close()
+        self.journal.close()
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
         try:
             with uninterrupted():
-                if not self.writer.is_in_place():
+                if not self.journal.is_in_place():
                     raise FileNotFoundError
-                if not self._has_lost_journal and not os.path.lexists(self.journal.path):
-                    self._has_lost_journal = True
-                    say(f"{self.journal.path} has been removed: the run goes on, but cannot be resumed")
                 yield
         except OSError as error:
             if not self.journal.state.attempts:  # there is nothing of a run that could be kept

@@ -62,7 +62,7 @@ class CaseTimes:
         """Take a block of this case."""
         phase, round_index = block.phase, block.round_index
         per_step = [ms / steps for ms, steps in zip(block.block_ms, block.num_steps, strict=True)]
-        details = [dict(json.loads(d)) if isinstance(d, str) else d or {} for d in block.details]
+        details = [dict(json.loads(told)) if told else {} for told in block.details]
         self.step_ms.setdefault(phase, {})[round_index] = max(per_step)
         if phase == "no_sync":
             # Where no rank waits for another, but in a watched script's own collectives.
@@ -75,7 +75,7 @@ class CaseTimes:
             self.num_steps += block.num_steps[0]
             self.timed_ms += max(block.block_ms)
             for steps in block.steps_ms:
-                self.steps_ms.extend(map(float, steps.split()) if isinstance(steps, str) else steps or ())
+                self.steps_ms.extend(map(float, (steps or "").split()))
         if any(details):
             self._add_details(block, details)
 

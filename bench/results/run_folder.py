@@ -6,20 +6,19 @@ import contextlib
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from ..common.errors import UsageError
 from ..machine.manifest import MANIFEST, Manifest
+from .blocks import Block
 from .case_columns import FILES
-from .columns import BLOCKS
 from .disk import LOCK, append, make_folder, open_regular, replace_file, writable, write_file
 from .journal import JOURNAL
-from .tables import csv_bytes, csv_value, table_bytes
+from .tables import table_bytes, write_block_table
 
 CALIBRATION = "calibration.json"
 FAILURES = "failures"
@@ -96,44 +95,13 @@ def claimed(folder: Path) -> Iterator[Path]:
 
 
 class RunWriter:
-    """Writes one run's files; only the conductor has one.
+    """Writes one run's files but for its log; only the conductor has one.
 
     Every method raises OSError where the disk is full or the folder has gone.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._blocks = open_regular(folder / "blocks.csv", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        if os.fstat(self._blocks).st_size == 0:
-            self._append([[column.name for column in BLOCKS]])
-
-    def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Append rows to blocks.csv, all or none, and sync them before returning."""
-        self._append([[csv_value(row.get(column.name)) for column in BLOCKS] for row in rows])
-
-    def _append(self, lines: list[list[str]]) -> None:
-        before = os.fstat(self._blocks)
-        try:
-            append(self._blocks, csv_bytes(lines))
-            os.fsync(self._blocks)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._blocks, before.st_size)
-            raise
-
-    def is_in_place(self) -> bool:
-        """Return whether the folder has not been removed, and no other is at its place by now."""
-        with contextlib.suppress(OSError):
-            return os.path.samestat(os.lstat(self.folder / "blocks.csv"), os.fstat(self._blocks))
-        return False
-
-    @property
-    def num_bytes(self) -> int:
-        """The size of blocks.csv, which grows with every round."""
-        return os.fstat(self._blocks).st_size
-
-    def close(self) -> None:
-        os.close(self._blocks)
 
     def write_trace(self, name: str, content: bytes) -> None:
         folder = self.folder / "traces"
@@ -154,6 +122,10 @@ class RunWriter:
         finally:
             os.close(descriptor)
         return path
+
+    def write_blocks(self, blocks: Iterable[Block]) -> None:
+        """Replace blocks.csv by one of these, in their order; it may be larger than memory."""
+        replace_file(self.folder / "blocks.csv", lambda path: write_block_table(path, blocks))
 
     def replace(self, name: str, rows: pd.DataFrame) -> None:
         """Replace a table as a whole, so that a reader never sees half of it."""

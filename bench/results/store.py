@@ -12,6 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from ..common.errors import UsageError
+from ..common.scratch import scratch_folder
 from ..machine.conditions import machine_kind
 from ..machine.manifest import MANIFEST, Manifest, manifest_of
 from ..plan.case import STAND_IN
@@ -22,14 +23,15 @@ from .archive import opened
 from .blocks import blocks_of
 from .case_columns import FILES
 from .case_result import CaseResult, case_results
-from .columns import ALLREDUCE, records, typed_frame
+from .columns import records, typed_frame
 from .comparisons import Comparison, of_table
 from .disk import read_json
-from .journal import JOURNAL, State, read
-from .log_tables import LogTables, done_curves
+from .journal import JOURNAL, State, has_ended, read, read_blocks
+from .log_tables import LogTables
 from .published import Scaling, published_scalings
 from .round_times import RoundTimes
-from .tables import as_written, load_blocks, read_table, readable
+from .run_folder import RunWriter
+from .tables import load_blocks, read_table, readable
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,9 @@ class RunData:
     allreduce: pd.DataFrame
     comparisons: pd.DataFrame = field(default_factory=lambda: typed_frame([], FILES["comparisons.csv"]))
     resumable: bool = True
-    """True where its journal is there; baselines and archives have none."""
+    """True where its log is there; baselines and archives have none."""
     from_log: bool = False
-    """True where its tables are made of journal and blocks, for it has not ended."""
+    """True where its tables are made of its log, for it has not ended."""
     published: tuple[Scaling, ...] = field(default_factory=published_scalings, repr=False)
     """Efficiencies of others, to hold those of this run against."""
 
@@ -139,29 +141,31 @@ def load_run(path: Path) -> RunData:
     """
     with opened(path) as folder:
         manifest = read_manifest(folder)
-        state = read(folder) if (folder / JOURNAL).is_file() else None
-        grows = state is not None and not state.ended
-        # Cases of another version have other names: only that version makes its tables.
-        if state is not None and grows and plan_hash(state.plan) == manifest.plan_hash:
-            return replace(_of_log(folder, manifest, state), path=path)
-        return replace(load_tables(folder, grows=grows), path=path)
+        if (folder / JOURNAL).is_file() and not has_ended(folder):
+            state = read(folder)
+            # Cases of another version have other names: only that version makes its tables.
+            if plan_hash(state.plan) == manifest.plan_hash:
+                return replace(_of_log(folder, manifest, state), path=path)
+        return replace(load_tables(folder), path=path)
 
 
 def _of_log(folder: Path, manifest: Manifest, state: State) -> RunData:
-    path, num_ranks = folder / "blocks.csv", {p.case.case_id: p.case.num_ranks for p in state.plan}
-    with readable(path):
-        blocks = load_blocks(path, num_ranks, grows=True)
-        files = LogTables(manifest, state, RoundTimes(blocks_of(blocks, in_order=True))).files()
-    curves = typed_frame(done_curves(folder, state), ALLREDUCE)
-    cases, comparisons, buckets = map(as_written, files.values())
-    return RunData(folder, manifest, cases, blocks, buckets, curves, comparisons, from_log=True)
+    """Load the tables that are made of the log in `folder`, in a folder of their own."""
+    log = folder / JOURNAL
+    with readable(log), scratch_folder() as made:
+        writer = RunWriter(made)
+        writer.write_manifest(manifest)
+        tables = LogTables(manifest, state, RoundTimes(read_blocks(folder)))
+        tables.write(writer, read_blocks(folder))
+        try:
+            return replace(load_tables(made), resumable=True, from_log=True)
+        except UsageError as error:
+            error.args = (str(error).replace(f"{made}/", f"{log}: "),)
+            raise
 
 
-def load_tables(path: Path, *, grows: bool = False) -> RunData:
-    """Read a results folder whose tables are whole; the last block of one that `grows` may be cut.
-
-    Raises UsageError as `load_run`.
-    """
+def load_tables(path: Path) -> RunData:
+    """Read a results folder whose tables are whole. Raises UsageError as `load_run`."""
     manifest = read_manifest(path)
     if not os.path.lexists(path / "cases.csv"):
         raise UsageError(
@@ -179,11 +183,7 @@ def load_tables(path: Path, *, grows: bool = False) -> RunData:
         path,
         manifest,
         cases,
-        load_blocks(
-            path / "blocks.csv",
-            dict(zip(cases["case_id"], world_size, strict=True)),
-            grows=grows,
-        ),
+        load_blocks(path / "blocks.csv", dict(zip(cases["case_id"], world_size, strict=True))),
         read_table(path / "buckets.csv", FILES["buckets.csv"]),
         read_table(path / "allreduce.csv", FILES["allreduce.csv"]),
         read_table(path / "comparisons.csv", FILES["comparisons.csv"]),

@@ -1,6 +1,6 @@
 """Tables of a results folder, read within limits and checked against the schema: the folder may be anyone's.
 
-Every failure to read is a UsageError that names the file. blocks.csv may still grow.
+Every failure to read is a UsageError that names the file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,7 +22,7 @@ import pandas as pd
 
 from ..common.errors import UsageError
 from ..common.text import csv_cell, csv_text
-from .blocks import Block, block_numbers, blocks_of, starts_of
+from .blocks import Block, block_numbers, starts_of
 from .columns import BLOCKS, DTYPES, LEAST, Column, typed_frame
 from .disk import MOST_CSV_BYTES, MOST_LINE, MOST_TABLE_BYTES, open_text
 
@@ -50,15 +50,11 @@ def read_table(path: Path, columns: tuple[Column, ...]) -> pd.DataFrame:
     return _joined(_pieces(path, columns, most_bytes=most_bytes), columns)
 
 
-def load_blocks(path: Path, num_ranks: Mapping[str, int], *, grows: bool) -> pd.DataFrame:
-    """Read a blocks.csv; the last block of one that `grows` is left out where it lacks ranks of its case.
-
-    Their number is in `num_ranks`. Then its writer was killed, or still writes. Raises UsageError where
-    another file has been cut.
-    """
+def load_blocks(path: Path, num_ranks: Mapping[str, int]) -> pd.DataFrame:
+    """Read a blocks.csv. Raises UsageError where its last block lacks ranks, of `num_ranks` by case."""
     if not os.path.lexists(path):
         return typed_frame([], BLOCKS)
-    frame = _joined(_pieces(path, BLOCKS, most_bytes=MOST_CSV_BYTES, grows=grows), BLOCKS)
+    frame = _joined(_pieces(path, BLOCKS, most_bytes=MOST_CSV_BYTES), BLOCKS)
     if frame.empty:
         return frame
     case_id = frame["case_id"].iloc[-1]
@@ -66,20 +62,7 @@ def load_blocks(path: Path, num_ranks: Mapping[str, int], *, grows: bool) -> pd.
     before = len(frame) - len(tail) + starts_of(block_numbers(tail))[-1]
     if len(frame) - before >= num_ranks.get(case_id, 1):
         return frame
-    if not grows:
-        raise UsageError(f"{path} has been cut: the last block of {case_id} lacks ranks; restore the file")
-    return frame.iloc[:before]
-
-
-def read_blocks(path: Path, *, grows: bool = True) -> Iterator[Block]:
-    """Read the blocks of a blocks.csv, which may still be one that `grows`, in the order of its rows."""
-    rest = typed_frame([], BLOCKS)
-    for piece in _pieces(path, BLOCKS, most_bytes=MOST_CSV_BYTES, grows=grows):
-        rows = _joined([rest, piece], BLOCKS)
-        last = starts_of(block_numbers(rows))[-1]  # of it more rows may follow
-        yield from blocks_of(rows.iloc[:last], in_order=True)
-        rest = rows.iloc[last:]
-    yield from blocks_of(rest, in_order=True)
+    raise UsageError(f"{path} has been cut: the last block of {case_id} lacks ranks; restore the file")
 
 
 def _joined(pieces: Iterable[pd.DataFrame], columns: tuple[Column, ...]) -> pd.DataFrame:
@@ -89,15 +72,13 @@ def _joined(pieces: Iterable[pd.DataFrame], columns: tuple[Column, ...]) -> pd.D
     return pd.DataFrame(found, copy=False)
 
 
-def _pieces(
-    path: Path, columns: tuple[Column, ...], *, most_bytes: int, grows: bool = False
-) -> Iterator[pd.DataFrame]:
+def _pieces(path: Path, columns: tuple[Column, ...], *, most_bytes: int) -> Iterator[pd.DataFrame]:
     """Read a table piece by piece: by columns, and from the first piece on that is odd row by row."""
     with open_text(path, most_bytes=most_bytes) as text, readable(path):
         file = text.buffer
         if file.read(3) != codecs.BOM_UTF8:
             file.seek(0)
-        lines = csv.reader(_ended(file, grows=grows), strict=True)
+        lines = csv.reader(_ended(file), strict=True)
         header = next(lines, None)
         if header is None:
             return
@@ -217,19 +198,14 @@ def _rows(
             raise ValueError(f"{error} (line {num_lines + lines.line_num})") from None
 
 
-def _ended(file: BinaryIO, *, grows: bool) -> Iterator[str]:
-    """The lines of a file; ValueError for one that no run writes.
-
-    A last line without its end is left out of a file that `grows`: whoever wrote it was killed, or still
-    writes. Any other file was written as a whole.
-    """
+def _ended(file: BinaryIO) -> Iterator[str]:
+    """The lines of a file, which was written as a whole; ValueError for one that no run writes."""
     while line := file.readline(MOST_LINE):
         if len(line) == MOST_LINE:
             raise ValueError(f"a line is longer than {MOST_LINE} characters")
-        if line.endswith(b"\n"):
-            yield line.decode()
-        elif not grows:
+        if not line.endswith(b"\n"):
             raise ValueError("its last line has no end: the file has been cut")
+        yield line.decode()
 
 
 def _value(column: Column, cell: str) -> Any:
@@ -246,6 +222,22 @@ def csv_bytes(lines: Iterable[Iterable[str]]) -> bytes:
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue().encode("utf-8")
+
+
+def write_block_table(path: Path, blocks: Iterable[Block]) -> None:
+    """Write a blocks.csv, block by block. Raises ValueError for a block whose ranks do not tell alike."""
+    known = lru_cache(1000)(csv_value)  # most of these stood in the block before
+    with path.open("w", newline="", encoding="utf-8") as file:
+        lines = csv.writer(file, lineterminator="\n")
+        lines.writerow(column.name for column in BLOCKS)
+        for one in blocks:
+            place = (one.case_id, one.phase, one.round_index, one.position, one.launch, one.started_s)
+            *shared, started_s = (repeat(known(value), len(one.ranks)) for value in place)
+            names, counts = (map(known, one.hosts), map(known, one.num_steps))
+            times = (map(csv_value, column) for column in (one.block_ms, one.steps_ms, one.details))
+            lines.writerows(
+                zip(*shared, map(known, one.ranks), names, started_s, counts, *times, strict=True)
+            )
 
 
 def table_bytes(rows: pd.DataFrame) -> bytes:
@@ -268,12 +260,6 @@ def _cells(column: Any) -> list[str]:
     cells = ('"' + text.replace('"', '""') + '"' if "," in text or '"' in text else text for text in texts)
     found: list[str] = np.array([*cells, ""], object)[codes].tolist()
     return found
-
-
-def as_written(rows: pd.DataFrame) -> pd.DataFrame:
-    """The frame as it is read again from `table_bytes`: numbers with as many digits."""
-    floats = rows.select_dtypes("float64")
-    return rows.assign(**{str(name): [float(csv_value(x) or "nan") for x in floats[name]] for name in floats})
 
 
 def csv_value(value: Any) -> str:

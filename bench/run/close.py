@@ -116,6 +116,7 @@ def finish(folder: Path, because: str) -> None:
         if not os.path.lexists(folder / JOURNAL) or read(folder).ended:
             return
         recorder = Recorder.reopen(folder)
+        recorder.write()
         recorder.tell(timing=timing_of(recorder, recorder.rounds_s, because))
         num_measured = recorder.cases["images_per_s"].notna().sum()
         recorder.close(because)

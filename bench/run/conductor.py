@@ -24,8 +24,8 @@ from ..results.store import read_manifest
 from ..worker.facts import Begun
 from .begin import Job, begin_ranks, check_alike, new_manifest, resolved_on
 from .close import STOPPED_BY_ERROR, How, close, finish
-from .failures import MOST_IDLE_ATTEMPTS, Failure, RestartError, is_stuck
-from .open_folder import begin_attempt, check_same, open_run, progress_in, settle_fault
+from .failures import MOST_IDLE_ATTEMPTS, Failure, RestartError, is_stuck, progress_of
+from .open_folder import begin_attempt, check_same, open_run, settle_fault
 from .rounds import Rounds
 from .workers import Workers
 
@@ -132,7 +132,7 @@ class Conductor:
         return self._recorder
 
     def _progress(self) -> tuple[int, ...]:
-        return () if self._recorder is None else progress_in(self._recorder)
+        return () if self._recorder is None else progress_of(self._recorder.journal.state)
 
     def _lost(self, lost: RestartError) -> int | None:
         """Write down what ended this attempt; the exit code, or None where the next attempt goes on here."""
@@ -167,7 +167,7 @@ class Conductor:
 
     def _finish(self, why: str) -> None:
         """Nothing is written where another folder has come to the place of the run's."""
-        if self._recorder is not None and self._recorder.writer.is_in_place():
+        if self._recorder is not None and self._recorder.journal.is_in_place():
             finish(self._recorder.folder, why)
 
     def _interrupted(self) -> int:

@@ -168,8 +168,8 @@ def block_s(settings: ResolvedSettings, longest_step_s: float, step_s: float) ->
     return settings.case_timeout or max(LEAST_S, PATIENCE * usual_s)
 
 
-def progress_of(state: State, table_bytes: int) -> tuple[int, ...]:
-    """Return the state before the next attempt: bytes of blocks.csv, cases settled and failed, curves done.
+def progress_of(state: State) -> tuple[int, ...]:
+    """Return the state before the next attempt: blocks, cases settled and failed, curves done.
 
     What was under way when the ranks died counts as done: the next attempt gives it up.
     """
@@ -180,7 +180,7 @@ def progress_of(state: State, table_bytes: int) -> tuple[int, ...]:
     if state.under_way and state.under_way.curve is not None:
         curves.add(state.under_way.curve)
     num_failed = sum(status != "ok" for status in statuses.values())
-    return (table_bytes, len(statuses), num_failed, len(curves))
+    return (state.num_blocks, len(statuses), num_failed, len(curves))
 
 
 def is_stuck(progress: Sequence[object]) -> bool:

@@ -92,7 +92,7 @@ def _after_a_restart(
     starved = any(kills > before.get(host, kills) for host, kills in oom_kills.items())
     found = failure_of({}, what=_under_way(recorder).what, out_of_memory=starved)
     notes = settle_fault(recorder, found)
-    if not notes and is_stuck([*(one.progress for one in state.attempts), progress_in(recorder)]):
+    if not notes and is_stuck([*(one.progress for one in state.attempts), progress_of(state)]):
         raise NotMeasuredError(f"gave up: {found.reason}, again and again; see the messages above")
     _check_devices(recorder.manifest, manifest)
     return notes
@@ -117,7 +117,8 @@ def proved_before(manifest: Manifest) -> dict[int, Settled]:
 
 def begin_attempt(recorder: Recorder, oom_kills: Mapping[str, int]) -> None:
     """Note that workers have met."""
-    recorder.log(Attempt(run_id=_run_id(), progress=progress_in(recorder), oom_kills=dict(oom_kills)))
+    progress = progress_of(recorder.journal.state)
+    recorder.log(Attempt(run_id=_run_id(), progress=progress, oom_kills=dict(oom_kills)))
 
 
 def _check_code(recorder: Recorder, now: Manifest) -> None:
@@ -206,11 +207,6 @@ def _retry_failed(recorder: Recorder) -> None:
     again = [index for index, s in settled.items() if s.status in ("failed", "oom", "timeout")]
     recorder.note(None, "between attempts")
     recorder.log(Retry(indices=tuple(again)))
-
-
-def progress_in(recorder: Recorder) -> tuple[int, ...]:
-    """Return `progress_of` what is on disk."""
-    return progress_of(recorder.journal.state, (recorder.folder / "blocks.csv").stat().st_size)
 
 
 def _tell_of_resume(recorder: Recorder, new: Manifest) -> None:

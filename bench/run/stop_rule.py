@@ -125,7 +125,8 @@ class StopRule:
                 return Completion.TARGET
         elif is_look(num_rounds) and self._is_narrow():
             return Completion.NARROW
-        if self._recorder.writer.num_bytes * (num_rounds + 1) > MAX_SHARE * MOST_CSV_BYTES * num_rounds:
+        num_bytes = self._recorder.journal.state.table_bytes
+        if num_bytes * (num_rounds + 1) > MAX_SHARE * MOST_CSV_BYTES * num_rounds:
             return Completion.FULL  # after a round more it might not be read again
         return Completion.TIME if self.out_of_time() else ""
 

@@ -65,7 +65,6 @@ def finish(
             manifest = describe_watch(watched, planned.case, here, exit_code, command, load)
             write_tables(writer, planned, watched, manifest)
             writer.write_manifest(manifest)
-            writer.close()
     if not watched.joined:
         most = max((len(process.steps) for process in watched.ranks.values()), default=0)
         few = f"{plural(most, 'step')} seen, too few to compare: {seen.WARM_UP_STEPS} are warm-up"

@@ -14,7 +14,7 @@ from ..plan.buckets import BucketLayout, caps_mib
 from ..plan.case import Case
 from ..plan.sweep import Planned
 from ..results.aggregate import Outcome, bucket_rows, case_rows
-from ..results.block_times import BlockTimes, block_rows
+from ..results.block_times import BlockTimes
 from ..results.blocks import Block
 from ..results.columns import ALLREDUCE, COMPARISONS, PROBES, typed_frame
 from ..results.comparisons import compared
@@ -60,15 +60,14 @@ def write_steps(path: Path, watched: Watched) -> None:
 
 def write_tables(writer: RunWriter, planned: Planned, watched: Watched, manifest: Manifest) -> None:
     """Write the tables of a run: a case is the training, counted in steps, and each raced bucket cap."""
-    case_id, times = planned.case.case_id, RoundTimes()
+    case_id = planned.case.case_id
     turns = find_turns(watched, planned.case.bucket_cap_mb)
     caps = sorted({cap for _, cap in turns}, key=caps_mib)
     cases = {cap: replace(planned.case, bucket_cap_mb=cap) for cap in caps}
     blocks = [*make_blocks(case_id, watched)]
     ids = {cap: case.case_id for cap, case in cases.items()}
     blocks += make_race_blocks(ids, turns, watched)
-    for block in blocks:
-        times.add(Block.of_rows(block))
+    times = RoundTimes(blocks)
     sizes = next((one.syncs[-1].bytes for one in watched.joined[-1].values() if one.syncs), ())
     layouts = {case_id: BucketLayout(sizes)} if sizes else {}
     facts: dict[str, Any] = {
@@ -94,7 +93,7 @@ def write_tables(writer: RunWriter, planned: Planned, watched: Watched, manifest
     typical, units = times.fitted(), dict.fromkeys([case_id, *ids.values()], 1)
     pairs = [(case.case_id, case_id) for case in others]
     comparisons = compared(pairs, typical, units=units, margin=manifest.margin)
-    writer.append(row for block in blocks for row in block)
+    writer.write_blocks(blocks)
     writer.replace("cases.csv", case_rows(outcomes, times, comparisons, run=run, typical=typical))
     writer.replace("buckets.csv", bucket_rows(layouts, times))
     rows = [one.row(planned.case.unit) for one in comparisons]
@@ -141,8 +140,8 @@ def make_block(
     place: tuple[str, str, int, int, float],
     taken_s: Mapping[int, Sequence[float]],
     details: Mapping[int, Any] = {},
-) -> list[dict[str, Any]]:
-    """Make the rows of one block; `place` is case, phase, round, position and start in seconds."""
+) -> Block:
+    """Make one block; `place` is case, phase, round, position and start in seconds."""
     times = [
         (
             watched.ranks[rank].start.host,
@@ -151,7 +150,7 @@ def make_block(
         )
         for rank, steps_s in taken_s.items()
     ]
-    return block_rows(1, *place, times)
+    return Block.of_times(1, *place, times)
 
 
 def find_turns(watched: Watched, own: str) -> dict[tuple[int, str], list[int]]:
@@ -167,7 +166,7 @@ def find_turns(watched: Watched, own: str) -> dict[tuple[int, str], list[int]]:
 
 def make_race_blocks(
     ids: Mapping[str, str], turns: Mapping[tuple[int, str], Sequence[int]], watched: Watched
-) -> Iterator[list[dict[str, Any]]]:
+) -> Iterator[Block]:
     """Yield a block for each turn of the race, in rounds after those of the training; `ids` are by cap."""
     before = next(iter(watched.joined[-1].values())).n
     begin_s = find_moments(watched.joined)[-1]
@@ -178,7 +177,7 @@ def make_race_blocks(
         yield make_block(watched, place, taken_s)
 
 
-def make_blocks(case_id: str, watched: Watched) -> Iterator[list[dict[str, Any]]]:
+def make_blocks(case_id: str, watched: Watched) -> Iterator[Block]:
     """Yield the blocks of a run: a round is a probe, by its step's number, and `timed` the steps beside it.
 
     A step under `no_sync` is a probe without the broadcast of buffers and without what held buckets took,
@@ -190,7 +189,7 @@ def make_blocks(case_id: str, watched: Watched) -> Iterator[list[dict[str, Any]]
 
     def block(
         phase: str, index: int, taken_s: Mapping[int, Sequence[float]], details: Mapping[int, Any] = {}
-    ) -> list[dict[str, Any]]:
+    ) -> Block:
         return make_block(watched, (case_id, phase, numbers[index], 0, moments_s[index]), taken_s, details)
 
     for index, beside in rounds:

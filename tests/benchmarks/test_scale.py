@@ -34,11 +34,10 @@ from ddp_bench.bench.results.blocks import Block
 from ddp_bench.bench.results.case_result import CaseResult
 from ddp_bench.bench.results.columns import ALLREDUCE, BLOCKS, BUCKETS, COMPARISONS, typed_frame
 from ddp_bench.bench.results.comparisons import compared, pairs_of
-from ddp_bench.bench.results.journal import JOURNAL, Completion, Layout, read
+from ddp_bench.bench.results.journal import JOURNAL, Completion, Journal, Layout, read, read_blocks
 from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.store import RunData, load_run
-from ddp_bench.bench.results.tables import read_blocks
 from ddp_bench.bench.run.open_folder import begin_attempt
 from ddp_bench.bench.run.rounds import Rounds
 from ddp_bench.bench.run.schedule import round_order
@@ -68,14 +67,14 @@ def plan(num_caps, num_ranks):
     return expand(resolved, machine, arch="resnet50", image_size=224)
 
 
-def block(case_id, index, round_index, num_ranks):
-    rows = []
+def times_of(index, round_index, num_ranks, share=1.0, detail=None):
+    """Host, rank and times of each rank of a block."""
+    found = []
     for rank in range(num_ranks):
         steps = [100 + (7 * index + 3 * round_index + rank + step) % 11 / 10 for step in range(NUM_STEPS)]
-        times = {"block_ms": round(sum(steps), 4), "steps_ms": tuple(steps), "detail": {}}
-        at = {"position": index, "host": f"node-{rank // 8}", "started_s": 10.0 * round_index}
-        rows.append(made.block(case_id, round_index, 0.0, rank=rank, steps=NUM_STEPS) | at | times)
-    return rows
+        times = BlockTimes(share * round(sum(steps), 4), tuple(steps), detail or {})
+        found.append((f"node-{rank // 8}", rank, times))
+    return found
 
 
 def recorded_run(folder, num_caps, num_rounds, num_ranks):
@@ -94,19 +93,20 @@ def recorded_run(folder, num_caps, num_rounds, num_ranks):
         ids = [p.case.case_id for p in planned]
     ranks = [p.case.num_devices for p in planned]
     outcomes = [Outcome(p, "ok", "", {"num_buckets": 4, "device_name": "NVIDIA H200"}) for p in planned]
-    writer, times = made.new_run(folder), RoundTimes()
+    writer, times, log = made.new_run(folder), RoundTimes(), Journal(folder)
     writer.write_manifest(Manifest())
     for round_index in range(1, num_rounds + 1):
         for index in round_order(len(planned), seed=0, round_index=round_index):
-            rows = block(ids[index], index, round_index, ranks[index])
+            found = times_of(index, round_index, ranks[index])
             with timed("store"):
-                writer.append(rows)
-                times.add(Block.of_rows(rows))
+                block = Block.of_times(1, ids[index], "timed", round_index, index, 10.0 * round_index, found)
+                log.write(block, sync=True)
+                times.add(block)
         with timed("summarise"):
             writer.replace("cases.csv", case_rows(outcomes, times))
     del times
     with timed("resume"):
-        times = RoundTimes(read_blocks(folder / "blocks.csv"))
+        times = RoundTimes(read_blocks(folder))
         batches = {p.case.case_id: p.case.global_batch for p in planned}
         rows = [
             {**p.case.stored(), "case_id": p.case.case_id, "oversubscribed": p.oversubscribed}
@@ -116,6 +116,8 @@ def recorded_run(folder, num_caps, num_rounds, num_ranks):
         pairs = pairs_of(map(CaseResult.of, rows))
         comparisons = compared(pairs, typical, units=batches, margin=0.05)
         cases = case_rows(outcomes, times, comparisons, typical=typical)
+    with timed("tables"):
+        writer.write_blocks(read_blocks(folder))
     told = typed_frame([one.row() for one in comparisons], COMPARISONS)
     nothing = (typed_frame([], columns) for columns in (BLOCKS, BUCKETS, ALLREDUCE))
     run = RunData(folder, Manifest(), cases, *nothing, told)
@@ -266,21 +268,19 @@ def log_of(folder, num_caps, num_rounds, num_ranks):
     for round_index in range(1, num_rounds + 1):
         passes = ("timed", "no_sync", "anatomy")[: 3 if round_index % 5 == 0 else 2]
         for index, phase in product(round_order(len(planned), seed=0, round_index=round_index), passes):
-            rows = block(index, index, round_index, planned[index].case.num_ranks)
             share = 1.0 if phase == "timed" else 0.8 + (index + 5 * round_index) % 13 / 100
             detail = {"ready_ms": [1.0, 2.0, 3.0, 4.0], "backward_ms": 50.0} if phase == "anatomy" else {}
-            times = [
-                (r["host"], r["rank"], BlockTimes(share * r["block_ms"], r["steps_ms"], detail)) for r in rows
-            ]
+            times = times_of(index, round_index, planned[index].case.num_ranks, share, detail)
             begun_s = time.perf_counter()
             recorder.note(index, f"round {round_index} ({phase})")
             recorder.add_block(
                 planned[index].case.case_id, phase, round_index, index, recorder.elapsed_s, times
             )
-            wait_s, num_rows = wait_s + time.perf_counter() - begun_s, num_rows + len(rows)
+            wait_s, num_rows = wait_s + time.perf_counter() - begun_s, num_rows + len(times)
         begun_s = time.perf_counter()
         Rounds._look(run, round_index)
         wait_s += time.perf_counter() - begun_s
+    shutil.copytree(folder, f"{folder}-killed")
     begun_s = time.perf_counter()
     recorder.write()
     recorder.close(Completion.ROUNDS)
@@ -307,8 +307,20 @@ def spent(*command, compiled):
     return process.returncode, time.perf_counter() - begun_s, usage.ru_maxrss / 1024
 
 
+LOAD = "import sys; from ddp_bench import load_run; load_run(sys.argv[1])"
+REOPEN = """
+import sys; from pathlib import Path; from ddp_bench.bench.results.recorder import Recorder
+Recorder.reopen(Path(sys.argv[1])).measured()
+"""
+FINISH = """
+import sys; from pathlib import Path; from ddp_bench.bench.run.close import finish
+finish(Path(sys.argv[1]), "killed")
+"""
 COMMANDS = {
-    "load": ("-c", "import sys; from ddp_bench import load_run; load_run(sys.argv[1])", "{run}"),
+    "load": ("-c", LOAD, "{run}"),
+    "load of a killed run": ("-c", LOAD, "{killed}"),
+    "start of its resume": ("-c", REOPEN, "{killed}"),
+    "its end without ranks": ("-c", FINISH, "{killed}"),
     "report": ("-m", "report", "{run}", "--out", "{out}.html"),
     "gate": ("-m", "bench.gate", "{run}", "{out}"),
     "zip": ("-m", "bench.export", "{run}", "--format", "zip", "--out", "{out}.zip"),
@@ -326,10 +338,14 @@ def test_a_run_of_many_rows_is_written_and_read(benchmark, tmp_path, num_caps, n
         f"{found['cases']} cases, {found['rows']:,} rows: ranks wait {share:.2%} of the time for the log "
         f"and for looks at it; all tables take {found['tables_s']:.1f} s at the end"
     )
+    for file in (run / JOURNAL, run / "blocks.csv"):
+        print(f"  {file.name}: {file.stat().st_size / 1e6:.0f} MB")
     shutil.copytree(run, tmp_path / "gate")
+    small = shutil.copytree(ROOT / "results" / "samples" / "h200-calibrated", tmp_path / "small")
     for name, command in COMMANDS.items():
-        for folder in (ROOT / "results" / "samples" / "h200-calibrated", run):
-            parts = (part.format(run=folder, out=tmp_path / name) for part in command)
+        for folder in (small, run):
+            names = {"run": folder, "killed": f"{folder}-killed", "out": tmp_path / name}
+            parts = (part.format(**names) for part in command)
             code, seconds, peak_mib = spent(*parts, compiled=tmp_path / "compiled")
         print(f"  {name}: {seconds:.1f} s, {peak_mib:.0f} MiB, exit code {code}")
 

@@ -216,7 +216,7 @@ def moved(campaign):
 def test_a_removed_folder_ends_the_run_in_one_line(campaign, moment):
     fault = deed("folder_removed", moment, "remove folder")
     assert campaign.run(fault) == (2, moved(campaign))
-    assert list(campaign.markers.glob(f"{fault.name}.*.csv")), "it happened"
+    assert list(campaign.markers.glob(f"{fault.name}.*.log")), "it happened"
     assert not campaign.out.exists(), "nothing is written there again"
 
 
@@ -239,7 +239,7 @@ def test_a_second_run_is_refused_and_the_first_not_disturbed(campaign, undisturb
     anew = campaign.command()
     with subprocess.Popen(anew, cwd=ROOT, env=campaign.environment(*waits), stderr=subprocess.PIPE) as run:
         for fault in waits:
-            while not list(campaign.markers.glob(f"{fault.name}.*.csv")) and run.poll() is None:
+            while not list(campaign.markers.glob(f"{fault.name}.*.log")) and run.poll() is None:
                 time.sleep(0.05)
             second = campaign.command() if fault is not waits[-1] else anew
             done = finished(second, env=campaign.environment())

@@ -87,7 +87,7 @@ READS = {
     "networks": ("networks.toml",),
     "resume": ("manifest.json", "journal.jsonl"),
     "config": ("settings.toml",),
-    "finish": ("blocks.csv", "allreduce.csv", "manifest.json", "journal.jsonl"),
+    "finish": ("manifest.json", "journal.jsonl"),
 }
 """Files that a command reads of the bad folder."""
 

@@ -16,7 +16,7 @@ from commands import ROOT
 from ddp_bench.bench.plan.resolve import with_device_defaults
 from ddp_bench.bench.plan.settings import Settings
 from ddp_bench.bench.results.comparisons import FASTER, SLOWER, compared
-from ddp_bench.bench.results.journal import Completion
+from ddp_bench.bench.results.journal import Completion, State
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.tables import load_blocks
 from ddp_bench.bench.run.stop_rule import StopRule, is_look, resting_cases
@@ -33,9 +33,7 @@ POWER_RUNS = 600
 @functools.cache
 def recordings():
     """Log step times less each case's median, rounds x cases, of every recorded run that is long enough."""
-    blocks = load_blocks(
-        ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts" / "blocks.csv", {}, grows=False
-    )
+    blocks = load_blocks(ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts" / "blocks.csv", {})
     runs = [RoundTimes.of(blocks).step_ms("timed"), *(rounds()[name] for name in sorted(rounds(), key=Path))]
     found = []
     for timed in runs:
@@ -65,7 +63,7 @@ def run_of(log_ms):
     pairs = [(name, names[0]) for name in names[1:]]
     step_ms = {(name, "timed"): {} for name in names}
     settings = with_device_defaults(Settings(margin=MARGIN), device_type="cpu", num_local_devices=2)
-    recorder = SimpleNamespace(comparisons=[], writer=SimpleNamespace(num_bytes=0))
+    recorder = SimpleNamespace(comparisons=[], journal=SimpleNamespace(state=State()))
     rule = StopRule(settings, recorder, lambda: 0.0)
     resting = frozenset()
     for r, row in enumerate(log_ms, 1):

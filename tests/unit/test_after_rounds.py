@@ -24,7 +24,7 @@ from ddp_bench.bench.machine.manifest import Manifest, RankPlace
 from ddp_bench.bench.plan.sweep import plan_hash
 from ddp_bench.bench.results.case_columns import CASES, FILES
 from ddp_bench.bench.results.columns import typed_frame
-from ddp_bench.bench.results.journal import Settled
+from ddp_bench.bench.results.journal import Settled, read_blocks
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.run import case_runner, rounds, stop_rule
 from ddp_bench.bench.run.case_runner import FAILED, CaseRunner
@@ -118,8 +118,7 @@ def measure(tmp_path, monkeypatch):
             pass
         finally:
             lock.release()
-        rows = pd.read_csv(folder / "blocks.csv")[["case_id", "phase", "round"]]
-        return [tuple(row) for row, _ in itertools.groupby(rows.itertuples(index=False, name=None))]
+        return [(one.case_id, one.phase, one.round_index) for one in read_blocks(folder)]
 
     return run
 
@@ -294,12 +293,12 @@ def tables_of(page):
 def test_between_rounds_a_run_writes_its_log_alone_and_if_killed_is_read_by_it(measure, tmp_path):
     folder, settings = tmp_path / "run", with_out(tmp_path, rounds=1000)
     num_blocks = len(measure(settings, most=500))
-    log = {"manifest.json", "journal.jsonl", "blocks.csv", ".lock"}
-    assert {path.name for path in folder.iterdir()} - {"allreduce.csv"} == log
+    log = {"manifest.json", "journal.jsonl", ".lock"}
+    assert {path.name for path in folder.iterdir()} == log
     killed = load_run(folder)
     assert killed.cases["num_rounds"].max() > stop_rule.FIRST_LOOK
     assert killed.cases["num_blocks"].sum() == num_blocks
-    assert {path.name for path in folder.iterdir()} - {"allreduce.csv"} == log, "reading writes nothing"
+    assert {path.name for path in folder.iterdir()} == log, "reading writes nothing"
     told = build(folder, None, as_markdown=True)
     finish(folder, "killed")
     ended = load_run(folder)

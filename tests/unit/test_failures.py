@@ -17,7 +17,7 @@ from ddp_bench.bench.modes.base import UnusedParametersError
 from ddp_bench.bench.plan.resolve import with_device_defaults
 from ddp_bench.bench.plan.settings import Settings
 from ddp_bench.bench.results.block_times import Fault
-from ddp_bench.bench.results.journal import Settled, State, UnderWay
+from ddp_bench.bench.results.journal import Curve, Settled, State, UnderWay
 from ddp_bench.bench.run import failures
 from ddp_bench.bench.run.failures import LEAST_S, LEAST_STEPS, PATIENCE, Failure, block_s, preparing_s
 from ddp_bench.bench.worker.messages import Report
@@ -76,36 +76,37 @@ def test_what_is_kept_shows_no_control_characters():
     assert "\nrank 0: raised\nTraceback:\n        x = '\\x1b[2J'\n" in text
 
 
-def state(*statuses, curves=0, on=None):
+def state(*statuses, blocks=5, curves=0, on=None):
     settled = {index: Settled(index=index, status=status) for index, status in enumerate(statuses)}
-    return State(settled=settled, curves={(n, "gloo") for n in range(curves)}, under_way=on)
+    done = {(n, "gloo"): Curve(num_ranks=n, backend="gloo") for n in range(curves)}
+    return State(settled=settled, curves=done, num_blocks=blocks, under_way=on)
 
 
 @pytest.mark.parametrize(
-    ("later", "table_bytes"),
+    "later",
     [
-        (state("ok"), 101),
-        (state("ok", "ok"), 100),
-        (state("failed"), 100),
-        (state("ok", curves=1), 100),
-        (state("ok", on=UnderWay(index=0, what="round 1 (timed)")), 100),
-        (state("ok", on=UnderWay(index=1, what="its preparation")), 100),
-        (state("ok", on=UnderWay(what="a curve", curve=(2, "gloo"))), 100),
+        state("ok", blocks=6),
+        state("ok", "ok"),
+        state("failed"),
+        state("ok", curves=1),
+        state("ok", on=UnderWay(index=0, what="round 1 (timed)")),
+        state("ok", on=UnderWay(index=1, what="its preparation")),
+        state("ok", on=UnderWay(what="a curve", curve=(2, "gloo"))),
     ],
     ids=["a block", "a case", "a failed case", "a curve", "ends a case", "ends a new case", "ends a curve"],
 )
-def test_what_counts_as_progress(later, table_bytes):
-    assert failures.progress_of(later, table_bytes) != failures.progress_of(state("ok"), 100)
+def test_what_counts_as_progress(later):
+    assert failures.progress_of(later) != failures.progress_of(state("ok"))
 
 
 def test_the_case_that_an_attempt_died_in_counts_once():
     """Before the next attempt has given it up and after."""
     died = state("ok", "ok", on=UnderWay(index=1, what="round 1 (timed)"))
-    assert failures.progress_of(died, 100) == failures.progress_of(state("ok", "failed"), 100)
+    assert failures.progress_of(died) == failures.progress_of(state("ok", "failed"))
     curve = UnderWay(what="a curve", curve=(0, "gloo"))
-    assert failures.progress_of(state(on=curve), 0) == failures.progress_of(state(curves=1, on=curve), 0)
+    assert failures.progress_of(state(on=curve)) == failures.progress_of(state(curves=1, on=curve))
     between = state("ok", on=UnderWay(what="between rounds"))
-    assert failures.progress_of(between, 100) == failures.progress_of(state("ok"), 100)
+    assert failures.progress_of(between) == failures.progress_of(state("ok"))
 
 
 def test_two_attempts_in_a_row_without_progress_are_the_end():

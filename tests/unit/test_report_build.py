@@ -9,7 +9,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 import pytest
-from made import made_manifest
+from made import made_manifest, write_blocks
 from report_runs import blocks, case, dashed, run, usual_cases
 
 from ddp_bench.bench.common.errors import UsageError
@@ -47,7 +47,7 @@ def write(folder, cases, manifest=None):
     writer = RunWriter(folder)
     writer.write_manifest(made_manifest(**manifest or {}))
     made = run(cases)
-    writer.append(blocks(cases))
+    write_blocks(folder, blocks(cases))
     writer.replace("cases.csv", made.cases)
     writer.replace("comparisons.csv", made.comparisons)
     return folder

@@ -10,7 +10,7 @@ import pytest
 from made import cap_of, planned
 
 from ddp_bench.bench.results.comparisons import Comparison
-from ddp_bench.bench.results.journal import Completion
+from ddp_bench.bench.results.journal import Completion, State
 from ddp_bench.bench.run.schedule import INSTRUMENTED, SHARES, LiveCase, Schedule, fixed_phases
 from ddp_bench.bench.run.stop_rule import (
     FIRST_LOOK,
@@ -252,14 +252,15 @@ class FakeRecorder(SimpleNamespace):
 
     comparisons: list[Comparison]
     width: float = math.nan
-    writer: SimpleNamespace
+    journal: SimpleNamespace
 
     def half_width(self):
         return self.width
 
 
 def rule(*by, width=math.nan, elapsed_s=0.0, num_bytes=0, **settings):
-    recorder = FakeRecorder(comparisons=list(by), width=width, writer=SimpleNamespace(num_bytes=num_bytes))
+    journal = SimpleNamespace(state=State(table_bytes=num_bytes))
+    recorder = FakeRecorder(comparisons=list(by), width=width, journal=journal)
     return StopRule(resolved(**settings), recorder, lambda: elapsed_s)
 
 

@@ -54,7 +54,7 @@ def test_a_plan_longer_than_a_line_that_is_read_is_read_again(tmp_path, monkeypa
     writer.write_manifest(made_manifest())
     monkeypatch.setattr(Recorder, "write", lambda _: None)  # of cases alike there is no table
     Recorder.begin(plan, writer)
-    monkeypatch.setattr(journal, "MOST_JSON_BYTES", 2**20)
+    monkeypatch.setattr(journal, "MAX_LINE_BYTES", 2**20)
     assert journal.read(writer.folder).plan == plan
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import json
 import math
 import random
@@ -16,7 +17,6 @@ from selection import in_campaign
 
 from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.results import blocks, tables
-from ddp_bench.bench.results.blocks import Block
 from ddp_bench.bench.results.case_columns import CASES, FILES
 from ddp_bench.bench.results.columns import BLOCKS, Column, typed_frame
 from ddp_bench.bench.results.disk import read_json
@@ -65,57 +65,25 @@ def test_a_table_beyond_the_limit_is_refused(tmp_path, monkeypatch):
 RANKS = {"a": 1, "b": 3}
 
 
-def write(folder, num_rounds=3):
-    writer = RunWriter(folder)
+def rows_of(num_rounds=3):
+    """The rows of a run's blocks, block by block."""
     for round_index in range(1, num_rounds + 1):
         for case_id, phase in (("a", "timed"), ("b", "timed"), ("b", "no_sync")):
-            row = made.block(case_id, round_index, 2.5, phase=phase, host='a,"b"\nc', started_s=1.0)
-            writer.append([{**row, "rank": rank} for rank in range(RANKS[case_id])])
-    writer.close()
+            row = made.block(case_id, round_index, 2.5, phase=phase, host='a,"b"\nc', started_s=1.0, launch=1)
+            detail = json.dumps({"ready_ms": [1.0, 0.1 + round_index]}) if phase == "no_sync" else None
+            yield [{**row, "rank": rank, "detail": detail} for rank in range(RANKS[case_id])]
+
+
+def write(folder, num_rounds=3):
+    made.write_blocks(folder, itertools.chain(*rows_of(num_rounds)))
     return (folder / "blocks.csv").read_bytes()
 
 
-@pytest.mark.parametrize("every", [7, *in_campaign(1)])
-def test_a_table_cut_at_any_byte_is_read_up_to_its_last_whole_block(tmp_path, every):
-    """SIGKILL ends a write between two pages of the file; nobody has resumed yet."""
+def test_a_table_of_blocks_is_that_of_their_rows(tmp_path):
     whole = write(tmp_path)
-    path = tmp_path / "blocks.csv"
-    key = ["case_id", "phase", "round"]
-    undamaged = tables.load_blocks(path, RANKS, grows=True)
-    last_two_blocks = sum(map(len, whole.splitlines(keepends=True)[-6:]))
-    for length in range(len(whole), len(whole) - last_two_blocks - 1, -every):
-        path.write_bytes(whole[:length])
-        read = tables.load_blocks(path, RANKS, grows=True)
-        assert read.equals(undamaged.head(len(read)))
-        blocks.repair_blocks(path, RANKS)
-        kept = [[one.case_id, one.phase, one.round_index] for one in tables.read_blocks(path)]
-        assert read[key].drop_duplicates().to_numpy().tolist() == kept
-        assert whole.startswith(path.read_bytes())
-    path.write_bytes(whole[:7])
-    assert tables.load_blocks(path, RANKS, grows=True).empty, "its very first write was cut"
-
-
-def test_zeros_after_a_power_loss_go_and_what_is_broken_before_whole_blocks_stays(tmp_path):
-    whole = write(tmp_path, num_rounds=30)
-    path = tmp_path / "blocks.csv"
-    path.write_bytes(whole + b"\0" * (5 * 2**20))
-    blocks.repair_blocks(path, RANKS)
-    assert path.read_bytes() == whole
-    header, first, rest = whole.partition(b"\na,")
-    path.write_bytes(broken := header + b"\nx,y" + first + rest)
-    blocks.repair_blocks(path, RANKS)
-    assert path.read_bytes() == broken
-    assert "cannot be read" in said_of(path, lambda path: [*tables.read_blocks(path)])
-
-
-def test_a_table_of_another_version_is_left_whole(tmp_path):
-    write(tmp_path)
-    path = tmp_path / "blocks.csv"
-    other = path.read_bytes().replace(b",launch,", b",", 1)
-    path.write_bytes(other)
-    with pytest.raises(UsageError, match="has other columns"):
-        blocks.repair_blocks(path, RANKS)
-    assert path.read_bytes() == other
+    RunWriter(tmp_path).write_blocks(map(made.block_of_rows, rows_of()))
+    assert (tmp_path / "blocks.csv").read_bytes() == whole
+    assert len(whole) <= sum(made.block_of_rows(rows).table_bytes for rows in rows_of()) + len(HEADER) + 100
 
 
 COUNT = Column("n", "int", "", needed=True, above=0, most=10)
@@ -165,16 +133,15 @@ def test_a_table_in_pieces_is_the_table(num_bytes, tmp_path, monkeypatch):
     content = write(tmp_path)
 
     def read():
-        frame = tables.load_blocks(path, RANKS, grows=False)
-        return frame, [*tables.read_blocks(path)], [*blocks.blocks_of(frame, in_order=True)]
+        frame = tables.load_blocks(path, RANKS)
+        return frame, [*blocks.blocks_of(frame)]
 
-    whole, as_read, as_loaded = read()
-    assert as_read == as_loaded
+    whole, found = read()
     assert len(whole) == content.count(b"\n") - 1
     for module, name, most in ((tables, "_PIECE_BYTES", num_bytes), (blocks, "_PIECE_ROWS", 2)):
         monkeypatch.setattr(module, name, most)
     pd.testing.assert_frame_equal(read()[0], whole)
-    assert read()[1:] == (as_read, as_loaded)
+    assert read()[1] == found
     number = content.count(b"\n") + 1
     path.write_bytes(content + content.splitlines(keepends=True)[-1].replace(b",2.5,", b",-1,"))
     assert f"block_ms cannot be '-1' (line {number})" in said_of(
@@ -315,7 +282,7 @@ def block(round_index, *, num_ranks=4):
 
 
 def test_details_are_medians_over_ranks_and_moments_those_of_every_block():
-    case = RoundTimes(Block.of_rows(block(r)) for r in (1, 2, 3)).of_case("b")
+    case = RoundTimes(made.block_of_rows(block(r)) for r in (1, 2, 3)).of_case("b")
     assert case.details["compute_slowdown"] == pytest.approx(dict.fromkeys((1, 2, 3), 51.5 / 40))
     assert np.median(case.bucket_moments(2)[3]["ready_ms"], axis=0).tolist() == [4.0, 2.0]
     assert case.bucket_moments(3) == {}, "of another layout"
@@ -338,4 +305,4 @@ def test_a_file_that_is_not_whole_is_refused(line, tmp_path):
     path = tmp_path / "blocks.csv"
     path.write_text(",".join(c.name for c in BLOCKS) + "\n" + line + "\n")
     with pytest.raises(UsageError, match=r"blocks\.csv cannot be read"), tables.readable(path):
-        RoundTimes(tables.read_blocks(path))
+        RoundTimes.of(tables.load_blocks(path, {}))

@@ -18,7 +18,7 @@ from ddp_bench.bench.measure import telemetry
 from ddp_bench.bench.measure.telemetry import Sample, Telemetry, power_w, summary, within
 from ddp_bench.bench.modes import Place
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
-from ddp_bench.bench.results.block_times import TELEMETRY_FAILED, BlockTimes, block_rows
+from ddp_bench.bench.results.block_times import TELEMETRY_FAILED, BlockTimes
 from ddp_bench.bench.results.blocks import Block
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.worker import devices as rank_devices
@@ -97,14 +97,13 @@ def test_a_block_is_told_the_readings_of_its_own_gpus(both):
 
 
 def test_what_the_sampler_tells_arrives_in_the_table_of_cases(both):
-    """By the way it takes: as a message between ranks, as a row of blocks.csv."""
+    """By the way it takes: as a message between ranks, as a block."""
     seen(both, [0, 1])
     dp = next(p for p in plan("cuda")[1] if p.case.mode == "dp")
     block = BlockTimes(1000.0, (500.0, 500.0), last_second(both, [0, 1]))
     report = decode(encode(Report(value=block)), AnyAnswer)
     sent = msgspec.convert(report.value, BlockTimes)
-    rows = block_rows(1, dp.case.case_id, "timed", 1, 0, 0.0, [("host", 0, sent)])
-    times = RoundTimes([Block.of_rows(rows)])
+    times = RoundTimes([Block.of_times(1, dp.case.case_id, "timed", 1, 0, 0.0, [("host", 0, sent)])])
     row = case_rows([Outcome(dp)], times).iloc[0]
     assert row["sm_clock_mhz"] == 1410
     assert row["power_w"] == pytest.approx(800, rel=1e-3)

@@ -63,7 +63,6 @@ def token_run(folder, *, scale=1.0, **manifest):
         outcomes.append(Outcome(one, *(("oom", "out of memory") if failed else ("ok", "", facts))))
         rows += [] if failed else blocks_of(one, scale)
     write_tables(writer, outcomes, rows)
-    writer.close()
     return folder
 
 
