@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from ..common.errors import UsageError
+from ..results.columns import records
 from ..results.store import load_run
 from .calibration import Calibration, Parameter
 from .from_pass import LEAST_ROUNDS
@@ -38,8 +39,8 @@ def calibrate_watched(folder: Path) -> Calibration:
         raise UsageError(
             f"{folder} has too few probes to predict from; watch DDP for longer, without --no-probes"
         )
-    ready = buckets.groupby("bucket").agg({"bytes": "first", "ready_ms": "max"})
-    backward_ms = float(ready["ready_ms"].max())
+    ready = records(buckets.groupby("bucket", as_index=False).agg({"bytes": "first", "ready_ms": "max"}))
+    backward_ms = max(row["ready_ms"] for row in ready)
     own_ms = {part: float(getattr(case.interval(f"{part}_ms"), "estimate", 0.0)) for part in PHASES}
     # What is outside of all parts comes before the forward, as loading does.
     others_ms = max(median(local.values()) - backward_ms - sum(own_ms.values()), 0.0)
@@ -53,8 +54,8 @@ def calibrate_watched(folder: Path) -> Calibration:
         identity=replace(identity(run, case), batch_per_device=1),
         num_ranks=1,
         parameters=tuple(
-            Parameter(name=f"bucket {index}", num_bytes=int(row.bytes), ready_ms=pace * float(row.ready_ms))
-            for index, row in zip(ready.index, ready.itertuples(), strict=True)
+            Parameter(name=f"bucket {row['bucket']}", num_bytes=row["bytes"], ready_ms=pace * row["ready_ms"])
+            for row in ready
         ),
         data_ms=lengths(own_ms["data"] + others_ms),
         forward_ms=lengths(own_ms["forward"]),

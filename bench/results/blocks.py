@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pandas as pd
 from msgspec import Meta
 
-from ..machine.manifest import Count
+from ..machine.records import Count
 from ..plan.settings import MOST_DEVICES
 from .block_times import BlockTimes
 from .columns import LEAST, MOST, PHASES
