@@ -61,23 +61,23 @@ def run(arguments: list[str]) -> NoReturn:
         sys.exit()
     name = arguments[0] if arguments else ""
     if name not in COMMANDS:
-        from ddp_bench.bench.common.cli import guarded
+        from ddp_bench.bench.common.cli import run_command
 
-        sys.exit(guarded("", lambda: _without_command(arguments)))
+        sys.exit(run_command("", lambda: _explain_usage(arguments)))
     sys.argv[1:] = arguments[1:]
-    sys.exit(main_of(name)(arguments[1:]))
+    sys.exit(load_main(name)(arguments[1:]))
 
 
-def main_of(name: str) -> Callable[[list[str]], int]:
+def load_main(name: str) -> Callable[[list[str]], int]:
     """Return the function that runs command `name` with its arguments: `main` of a module of its own."""
     module = {"report": "report.main", "tune": "bench.run.tune"}.get(name, f"bench.{name}.main")
     return cast("Callable[[list[str]], int]", importlib.import_module(f"ddp_bench.{module}").main)
 
 
-def _without_command(arguments: list[str]) -> int:
-    from ddp_bench.bench.common.cli import Parser, command, version_of
+def _explain_usage(arguments: list[str]) -> int:
+    from ddp_bench.bench.common.cli import Parser, format_command, get_version
     from ddp_bench.bench.common.errors import ExitCode, UsageError
-    from ddp_bench.bench.common.values import did_you_mean
+    from ddp_bench.bench.common.values import suggest_known
 
     parser = Parser(
         "",
@@ -96,10 +96,10 @@ def _without_command(arguments: list[str]) -> int:
     for name, what in COMMANDS.items():
         group.add_argument(name, nargs="?", help=what)
     if arguments and not arguments[0].startswith("-"):
-        raise UsageError(f"unknown command {arguments[0]!r}; {did_you_mean(arguments[0], COMMANDS)}")
+        raise UsageError(f"unknown command {arguments[0]!r}; {suggest_known(arguments[0], COMMANDS)}")
     if not parser.parse_args(arguments).version:
-        raise UsageError(f"name a command: {', '.join(COMMANDS)}; see {command()} --help")
-    found = [f"{package} {version_of(package) or 'not installed'}" for package in ("ddp-bench", "torch")]
+        raise UsageError(f"name a command: {', '.join(COMMANDS)}; see {format_command()} --help")
+    found = [f"{package} {get_version(package) or 'not installed'}" for package in ("ddp-bench", "torch")]
     print(", ".join([*found, f"Python {platform.python_version()}"]))
     return ExitCode.OK
 

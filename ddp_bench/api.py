@@ -16,10 +16,10 @@ from typing import Any, cast
 import pandas as pd
 
 from ddp_bench.bench.common.text import to_json
-from ddp_bench.bench.common.values import fraction, named
+from ddp_bench.bench.common.values import parse_fraction, parse_option
 from ddp_bench.bench.gate.main import DEFAULT_THRESHOLD
 from ddp_bench.bench.results import store
-from ddp_bench.bench.results.case_columns import GATED, units_of
+from ddp_bench.bench.results.case_columns import GATED_METRICS, map_units
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -33,14 +33,16 @@ class Run(store.RunData):
     @cached_property
     def units(self) -> Mapping[str, str]:
         """The unit of every column by its name, such as `ms`; empty for ratios, indices and text."""
-        return units_of(self.results[0].unit)
+        return map_units(self.results[0].unit)
 
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The run as `bench.run --json` prints it: answers, findings, cautions, timing, cases."""
-        from ddp_bench.bench.findings.findings import summary_of  # takes longer to import than a run to load
+        from ddp_bench.bench.findings.findings import (
+            summarize_run,  # takes longer to import than a run to load
+        )
 
-        whole = summary_of(self)
+        whole = summarize_run(self)
         return cast("dict[str, Any]", json.loads(to_json(whole)))
 
     def __repr__(self) -> str:
@@ -76,22 +78,24 @@ def compare(
     """
     from ddp_bench.bench.gate.compare import compare as gate_of
     from ddp_bench.bench.gate.decide import Policy
-    from ddp_bench.bench.gate.output import as_json
+    from ddp_bench.bench.gate.output import encode_gate
     from ddp_bench.bench.gate.runs import read_run
 
     if not isinstance(threshold, str):
         threshold = f"{threshold:.15f}".rstrip("0").rstrip(".")  # 1e-05 is no option's number
-    share = named("threshold", fraction, threshold)
+    share = parse_option("threshold", parse_fraction, threshold)
     paths = (run.path if isinstance(run, Run) else Path(run).expanduser() for run in (baseline, candidate))
     first, second = map(read_run, paths)
     gate = gate_of(
         first,
         second,
         policy=Policy(
-            thresholds=dict.fromkeys(GATED, share), ratios_only=ratios_only, allow_missing=allow_missing
+            thresholds=dict.fromkeys(GATED_METRICS, share),
+            ratios_only=ratios_only,
+            allow_missing=allow_missing,
         ),
     )
-    whole: dict[str, Any] = json.loads(as_json(gate))
+    whole: dict[str, Any] = json.loads(encode_gate(gate))
     rows = []
     for found in whole.pop("comparisons"):
         ratio = found["ratio"] or {}

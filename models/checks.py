@@ -13,27 +13,27 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ..bench.common.errors import RAISED_BY_USERS, UsageError
-from .nested import describe, map_tensors, tensors_of
+from ..bench.common.errors import USER_EXCEPTIONS, UsageError
+from .nested import describe, list_tensors, map_tensors
 from .workload import (
     EXPECTED,
-    TRIED_SIZES,
+    TRIAL_SIZES,
     Batch,
     Workload,
-    arguments_of,
     check_loss,
     check_unit,
-    loss_function,
     make_batch,
+    make_loss_function,
     make_module,
-    wrong_result,
+    make_result_error,
+    split_arguments,
 )
 
 NUM_ARGUMENTS = {"module": 0, "batch": 2, "loss": 2, "batch_loss": 2, "optimizer": 1, "layers": 1}
 """Positional arguments that each function of a workload is called with."""
 
 
-def checked(workload: Workload, *, looks: bool = True) -> Workload:
+def check_workload(workload: Workload, *, looks: bool = True) -> Workload:
     """Return the workload once each of its functions has been looked at; model and loss run if it `looks`.
 
     Raises UserCodeError where module or batch cannot be made and UsageError where a function takes other
@@ -66,7 +66,7 @@ def _check_signature(workload: Workload, field: str) -> None:
             f"`{field}` of workload {workload.name} is {describe(function)}; give a function, which is called"
             f" as {EXPECTED[field]}"
         )
-    if taken := _other_arguments(function, (None,) * NUM_ARGUMENTS[field], {}):
+    if taken := _describe_parameters(function, (None,) * NUM_ARGUMENTS[field], {}):
         raise UsageError(
             f"`{field}` of workload {workload.name} takes {taken}; it is called as {EXPECTED[field]}"
         )
@@ -95,25 +95,25 @@ def _check_module(workload: Workload, module: nn.Module) -> None:
 
 def _check_repeated(workload: Workload, batch: Batch, again: Batch) -> None:
     """Raise UsageError where equal generators gave two batches: no two ranks would make the same."""
-    if _bytes_of(batch) != _bytes_of(again):
+    if _list_bytes(batch) != _list_bytes(again):
         raise UsageError(
             f"`batch` of workload {workload.name} returns other numbers for a generator in the same state; "
             "draw from the generator that it is given alone"
         )
 
 
-def _bytes_of(batch: Batch) -> list[bytes]:
+def _list_bytes(batch: Batch) -> list[bytes]:
     """Return what the tensors of a batch hold, for any layout and type."""
-    flat = [one.resolve_conj().resolve_neg().contiguous().reshape(-1) for one in _dense_of(batch)]
+    flat = [one.resolve_conj().resolve_neg().contiguous().reshape(-1) for one in _list_dense(batch)]
     return [one.view(torch.uint8).numpy().tobytes() for one in flat]
 
 
-def _dense_of(batch: Batch) -> list[Tensor]:
+def _list_dense(batch: Batch) -> list[Tensor]:
     """Return the dense tensors that make up those of a batch."""
-    return [part for tensor in tensors_of(batch) for part in _parts_of(tensor.detach())]
+    return [part for tensor in list_tensors(batch) for part in _split_dense(tensor.detach())]
 
 
-def _parts_of(tensor: Tensor) -> Sequence[Tensor]:
+def _split_dense(tensor: Tensor) -> Sequence[Tensor]:
     if tensor.is_nested:
         return tensor.unbind()
     if tensor.layout == torch.sparse_coo:
@@ -127,11 +127,11 @@ def _parts_of(tensor: Tensor) -> Sequence[Tensor]:
 
 def _check_size(workload: Workload, batch: Batch) -> None:
     """Raise UsageError where a batch of another size is as large: throughput would count samples wrongly."""
-    other = make_batch(workload, batch_size=TRIED_SIZES[-1])
-    if [one.shape for one in _dense_of(other)] == [one.shape for one in _dense_of(batch)]:
+    other = make_batch(workload, batch_size=TRIAL_SIZES[-1])
+    if [one.shape for one in _list_dense(other)] == [one.shape for one in _list_dense(batch)]:
         raise UsageError(
             f"`batch` of workload {workload.name} returned {describe(batch)} for batch size "
-            f"{TRIED_SIZES[0]} and for {TRIED_SIZES[-1]}; it must return as many samples as it is asked for"
+            f"{TRIAL_SIZES[0]} and for {TRIAL_SIZES[-1]}; it must return as many samples as it is asked for"
         )
 
 
@@ -139,7 +139,7 @@ def _check_forward(workload: Workload, module: nn.Module, batch: Batch) -> None:
     if workload.batch_loss is not None:
         return
     inputs, _ = batch
-    if taken := _other_arguments(module.forward, *arguments_of(inputs)):
+    if taken := _describe_parameters(module.forward, *split_arguments(inputs)):
         raise UsageError(
             f"the module of workload {workload.name} takes {taken}; `batch` gives it {describe(inputs)}:"
             " a tensor is one argument, a tuple is positional arguments, a dict is keyword arguments"
@@ -149,14 +149,14 @@ def _check_forward(workload: Workload, module: nn.Module, batch: Batch) -> None:
 def _check_optimizer(workload: Workload, module: nn.Module) -> None:
     try:
         made = workload.optimizer(list(module.parameters()))
-    except RAISED_BY_USERS:  # it may want parameters on a GPU; training will show its error
+    except USER_EXCEPTIONS:  # it may want parameters on a GPU; training will show its error
         return
     if not isinstance(made, Optimizer):
-        raise wrong_result(workload, "optimizer", made)
+        raise make_result_error(workload, "optimizer", made)
     closure = inspect.signature(type(made).step).parameters.get("closure")
     is_torchs = type(made).step.__module__.startswith("torch.")
     if closure is not None and (
-        closure.default is closure.empty or not (is_torchs or _steps_alone(workload, module))
+        closure.default is closure.empty or not (is_torchs or _can_step_alone(workload, module))
     ):
         raise UsageError(
             f"`optimizer` of workload {workload.name} returned a {type(made).__name__}, whose step calls the"
@@ -164,7 +164,7 @@ def _check_optimizer(workload: Workload, module: nn.Module) -> None:
         )
 
 
-def _steps_alone(workload: Workload, module: nn.Module) -> bool:
+def _can_step_alone(workload: Workload, module: nn.Module) -> bool:
     """Tell whether an optimizer of a user's class takes a step without a closure, or else with none."""
 
     def can_step(*closure: Callable[[], float]) -> bool:
@@ -172,7 +172,7 @@ def _steps_alone(workload: Workload, module: nn.Module) -> bool:
             one.grad = torch.zeros_like(one) if one.requires_grad else None
         try:
             workload.optimizer(list(module.parameters())).step(*closure)
-        except RAISED_BY_USERS:
+        except USER_EXCEPTIONS:
             return False
         return True
 
@@ -191,8 +191,8 @@ def _check_loss_module(workload: Workload, module: nn.Module, batch: Batch) -> N
         return
     try:
         with warnings.catch_warnings(action="ignore"):
-            found: Any = loss_function(workload)(module, batch)
-    except RAISED_BY_USERS:  # it may want a GPU; the proof looks too
+            found: Any = make_loss_function(workload)(module, batch)
+    except USER_EXCEPTIONS:  # it may want a GPU; the proof looks too
         return
     check_learned(workload, module, found, dict(owner.named_parameters()))
 
@@ -205,7 +205,7 @@ def check_learned(
     No optimizer steps them, and DDP does not send them. `named` are known by their names.
     """
     own = {id(one) for one in module.parameters()}
-    strange = [one for one in _parameters_of(loss) if id(one) not in own]
+    strange = [one for one in _list_parameters(loss) if id(one) not in own]
     if strange:
         names = {id(one): name for name, one in (named or {}).items()}
         first = names.get(id(strange[0])) or f"one of shape {tuple(strange[0].shape)}"
@@ -215,7 +215,7 @@ def check_learned(
         )
 
 
-def _parameters_of(loss: object) -> list[nn.Parameter]:
+def _list_parameters(loss: object) -> list[nn.Parameter]:
     """List the parameters that a backward of the loss would reach."""
     nodes, seen, found = [getattr(loss, "grad_fn", None)], set[object](), list[nn.Parameter]()
     while nodes:
@@ -235,13 +235,13 @@ def _try_loss(workload: Workload, module: nn.Module, batch: Batch) -> None:
     try:
         with warnings.catch_warnings(action="ignore"), torch.device("meta"):
             on_meta = map_tensors(lambda tensor: tensor.to("meta"), batch)
-            loss: Any = loss_function(workload)(module.to("meta"), on_meta)
-    except RAISED_BY_USERS:  # a user's model may refuse the meta device in any way; the proof looks too
+            loss: Any = make_loss_function(workload)(module.to("meta"), on_meta)
+    except USER_EXCEPTIONS:  # a user's model may refuse the meta device in any way; the proof looks too
         return
     check_loss(workload, loss)
 
 
-def _other_arguments(function: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> str:
+def _describe_parameters(function: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> str:
     """Its parameters where it takes others, without types; empty also where Python cannot tell, as of C."""
     try:
         signature = inspect.signature(function)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from ..bench.common.errors import UsageError
-from ..bench.plan.case import why_too_few
-from .nested import map_tensors, tensors_of
-from .profile import num_outputs
+from ..bench.plan.case import explain_too_few
+from .nested import list_tensors, map_tensors
+from .profile import count_outputs
 from .workload import Batch, Workload, is_pair_of_tensors, make_batch
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class BatchSource(ABC):
     """Batches that processes of its own may have ready when a block begins."""
 
     @abstractmethod
-    def next(self) -> Batch:
+    def get_batch(self) -> Batch:
         """Give the next batch, on the device, ready to train on."""
 
     def pause(self) -> None:
@@ -56,17 +56,17 @@ class DeviceSource(BatchSource):
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
-        self.held = tensors_of(batch)
+        self.held = list_tensors(batch)
         self._lent: list[Tensor] | None = None
         self._is_changed = False
 
-    def next(self) -> Batch:
+    def get_batch(self) -> Batch:
         """The batch in containers of its own; first a copy, to see whether it is changed in place."""
         if self._lent:
             self._is_changed, self._lent = any(one._version for one in self._lent), []
         if self._lent is None or self._is_changed:
             lent = map_tensors(Tensor.clone, self._batch)
-            self._lent = tensors_of(lent) if self._lent is None else self._lent
+            self._lent = list_tensors(lent) if self._lent is None else self._lent
             return lent
         return map_tensors(Tensor.detach, self._batch)
 
@@ -78,7 +78,7 @@ class HostSource(BatchSource):
         self._batches = itertools.cycle(batches)
         self._device = device
 
-    def next(self) -> Batch:
+    def get_batch(self) -> Batch:
         """Copy the next batch; on CUDA the copy is queued on the current stream."""
         # copy=True: on a CPU the copy within host memory stands in for the one to the device
         return map_tensors(
@@ -116,15 +116,15 @@ def open_source(  # noqa: PLR0913 - each says something else of the batches
         drawn = {} if drawn is None else drawn
         key = batch_size, rank
         if key not in drawn:
-            generator = torch.Generator().manual_seed(mixed(seed, rank))
+            generator = torch.Generator().manual_seed(make_seed(seed, rank))
             drawn[key] = [
-                _kept(make_batch(workload, batch_size=batch_size, generator=generator), data, device)
+                _move_batch(make_batch(workload, batch_size=batch_size, generator=generator), data, device)
                 for _ in range(1 if data == "device" else _POOL_SIZE)
             ]
         return DeviceSource(drawn[key][0]) if data == "device" else HostSource(drawn[key], device)
-    outputs = (num_outputs(workload) or 0) if outputs is None else outputs
-    images = images_for(workload, data, outputs)
-    if too_few := why_too_few(data, len(images), batch_size, world_size):
+    outputs = (count_outputs(workload) or 0) if outputs is None else outputs
+    images = find_images(workload, data, outputs)
+    if too_few := explain_too_few(data, len(images), batch_size, world_size):
         raise UsageError(too_few)
     # torchvision takes seconds to import: only a folder of images needs it.
     from .folder import FolderSource
@@ -141,7 +141,7 @@ def open_source(  # noqa: PLR0913 - each says something else of the batches
     )
 
 
-def images_for(workload: Workload, data: str, outputs: int) -> Images:
+def find_images(workload: Workload, data: str, outputs: int) -> Images:
     """Find the images of a folder, for a workload of so many outputs (0: unknown) that can train on them.
 
     Raises UsageError for a workload that cannot, and for a folder without images or of too many classes.
@@ -166,16 +166,16 @@ def images_for(workload: Workload, data: str, outputs: int) -> Images:
     return images
 
 
-def _kept(batch: Batch, data: str, device: torch.device) -> Batch:
+def _move_batch(batch: Batch, data: str, device: torch.device) -> Batch:
     if data == "device":
         return map_tensors(lambda tensor: tensor.to(device), batch)
-    return map_tensors(_pinned, batch) if device.type == "cuda" else batch
+    return map_tensors(_pin_tensor, batch) if device.type == "cuda" else batch
 
 
-def _pinned(tensor: Tensor) -> Tensor:
+def _pin_tensor(tensor: Tensor) -> Tensor:
     return tensor.pin_memory() if tensor.layout == torch.strided and not tensor.is_nested else tensor
 
 
-def mixed(*numbers: int) -> int:
+def make_seed(*numbers: int) -> int:
     """One 64-bit seed of some. The sum of two would give rank 1 of seed 0 the data of rank 0 of seed 1."""
     return int.from_bytes(hashlib.blake2b(" ".join(map(str, numbers)).encode(), digest_size=8).digest())

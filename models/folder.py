@@ -27,8 +27,8 @@ from torchvision.datasets.folder import (
 
 from ..bench.common.errors import UsageError
 from ..bench.common.process import end_with
-from .data import BatchSource, mixed
-from .workload import Batch, Workload, one_line
+from .data import BatchSource, make_seed
+from .workload import Batch, Workload, format_error
 
 MAX_CHECKED = 1000
 
@@ -92,7 +92,7 @@ class Images(DatasetFolder):  # type: ignore[misc]  # torchvision has no types
         try:
             found: Sample = super().__getitem__(index)
         except _DECODE_ERRORS as exc:
-            return Unreadable(_unreadable(self.samples[index][0], exc))
+            return Unreadable(_describe_unreadable(self.samples[index][0], exc))
         return found
 
 
@@ -110,7 +110,7 @@ def check_folder(folder: Path) -> int:
                 image.draft("RGB", (64, 64))  # a JPEG is then decoded small but still read to its end
                 image.load()
         except _DECODE_ERRORS as exc:
-            raise UsageError(_unreadable(path, exc)) from None
+            raise UsageError(_describe_unreadable(path, exc)) from None
     return len(samples)
 
 
@@ -202,13 +202,13 @@ class FolderSource(BatchSource):
             pin_memory=device.type == "cuda",
             drop_last=True,
             persistent_workers=num_workers > 0,
-            worker_init_fn=_worker_start() if num_workers else None,
-            generator=torch.Generator().manual_seed(mixed(seed, rank)),
+            worker_init_fn=_make_worker_start() if num_workers else None,
+            generator=torch.Generator().manual_seed(make_seed(seed, rank)),
         )
         self._device = device
-        self._batches = _epochs(loader, sampler)
+        self._batches = _yield_epochs(loader, sampler)
 
-    def next(self) -> Batch:
+    def get_batch(self) -> Batch:
         """Give the next batch on the device; raises UsageError for an image that cannot be decoded."""
         batch = next(self._batches)
         if isinstance(batch, Unreadable):
@@ -230,7 +230,7 @@ class FolderSource(BatchSource):
         self._batches.close()
 
 
-def _worker_start() -> Callable[[int], None] | None:
+def _make_worker_start() -> Callable[[int], None] | None:
     """Return a worker's first call; None where workers are not forks of this process.
 
     A fork holds this process's GPU and the memory on it. By itself it looks after its parent only every five
@@ -240,7 +240,7 @@ def _worker_start() -> Callable[[int], None] | None:
     return (lambda _worker: end_with(parent)) if multiprocessing.get_start_method() == "fork" else None
 
 
-def _epochs(
+def _yield_epochs(
     loader: DataLoader[Sample],
     sampler: DistributedSampler[Sample],
 ) -> Generator[Batch | Unreadable, None, None]:
@@ -279,5 +279,5 @@ def _has_image(folder: Path) -> bool:
     )
 
 
-def _unreadable(path: str, exc: Exception) -> str:
-    return f"cannot read image {path!r} ({one_line(exc)}); delete it or put an intact one in its place"
+def _describe_unreadable(path: str, exc: Exception) -> str:
+    return f"cannot read image {path!r} ({format_error(exc)}); delete it or put an intact one in its place"

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ..bench.common.errors import RAISED_BY_USERS, UsageError
-from .workload import one_line
+from ..bench.common.errors import USER_EXCEPTIONS, UsageError
+from .workload import format_error
 
 GUARD = 'put what is not the model\'s under `if __name__ == "__main__":`'
 
@@ -32,19 +32,19 @@ def import_alone(name: str, folder: str) -> ModuleType:
     argv, sys.argv = sys.argv, [name]
     told: list[str] = []
     try:
-        with _without_rendezvous(), _holding_stderr(told):
+        with _hide_rendezvous(), _hold_stderr(told):
             spec = importlib.util.find_spec(name)
             sys.argv = [(spec and spec.origin) or name]
             module = importlib.import_module(name)
     except SystemExit as error:
         last = " ".join((told or [f"code {error.code}"])[-1].split())
-        where = _place(error, folder, name)
+        where = _find_error_place(error, folder, name)
         raise UsageError(f"{where} ends the process on import ({last}); {GUARD}") from None
-    except RAISED_BY_USERS as error:
+    except USER_EXCEPTIONS as error:
         frames = traceback.extract_tb(error.__traceback__)
         if not any(frame.filename == dist.distributed_c10d.__file__ for frame in frames):
             raise
-        where, why = _place(error, folder, name), one_line(error)
+        where, why = _find_error_place(error, folder, name), format_error(error)
         raise UsageError(f"{where} uses a process group on import ({why}); {GUARD}") from None
     finally:
         sys.argv = argv
@@ -54,14 +54,14 @@ def import_alone(name: str, folder: str) -> ModuleType:
     return module
 
 
-def _place(error: BaseException, folder: str, name: str) -> str:
+def _find_error_place(error: BaseException, folder: str, name: str) -> str:
     """Name file and line of the user's code that raised."""
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(folder)]
     return f"{os.path.relpath(own[-1].filename, folder)}:{own[-1].lineno}" if own else f"module {name}"
 
 
 @contextlib.contextmanager
-def _without_rendezvous() -> Iterator[None]:
+def _hide_rendezvous() -> Iterator[None]:
     before = {name: os.environ.pop(name) for name in RENDEZVOUS if name in os.environ}
     try:
         yield
@@ -91,7 +91,7 @@ class _Held:
 
 
 @contextlib.contextmanager
-def _holding_stderr(told: list[str]) -> Iterator[None]:
+def _hold_stderr(told: list[str]) -> Iterator[None]:
     """Within it, `told` takes what is written to stderr: argparse says there why it ends the process."""
     stream, ended = sys.stderr, False
     held = _Held(stream, told)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..bench.common.errors import RAISED_BY_USERS
+from ..bench.common.errors import USER_EXCEPTIONS
 from ..bench.machine.manifest import Model
 from .nested import map_tensors
-from .workload import Batch, Workload, arguments_of, make_batch, make_module
+from .workload import Batch, Workload, make_batch, make_module, split_arguments
 
 DTYPES = {torch.float32: "fp32", torch.float64: "fp64", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -53,7 +53,7 @@ class Gradient:
     forward_flops: float
 
 
-def gradients_backwards(workload: Workload) -> list[Gradient]:
+def list_gradients(workload: Workload) -> list[Gradient]:
     """List the trainable parameters of a workload, last registered first, as a backward reaches them."""
     module, _, counter = _forward(workload)
     by_module = {} if counter is None else counter.get_flop_counts()
@@ -69,7 +69,7 @@ def gradients_backwards(workload: Workload) -> list[Gradient]:
     return found
 
 
-def num_outputs(workload: Workload) -> int | None:
+def count_outputs(workload: Workload) -> int | None:
     """Classes of a classifier, the second dimension of its outputs (N, classes); None for other outputs."""
     _, outputs, _ = _forward(workload)
     return outputs.shape[1] if isinstance(outputs, Tensor) and outputs.ndim == 2 else None
@@ -86,11 +86,11 @@ def _forward(workload: Workload) -> tuple[nn.Module, object, FlopCounterMode | N
             with warnings.catch_warnings(action="ignore"), torch.device("meta"):
                 on_meta = map_tensors(lambda tensor: tensor.to("meta"), batch)
                 return _count(workload, workload.module(), on_meta)
-        except RAISED_BY_USERS:  # a user's model may refuse the meta device in any way
+        except USER_EXCEPTIONS:  # a user's model may refuse the meta device in any way
             module = make_module(workload)
         try:
             return _count(workload, module, batch)
-        except RAISED_BY_USERS:  # training will show the user's error; the sizes are still known
+        except USER_EXCEPTIONS:  # training will show the user's error; the sizes are still known
             return module, None, None
 
 
@@ -105,7 +105,7 @@ def _count(workload: Workload, module: nn.Module, batch: Batch) -> tuple[nn.Modu
             if workload.batch_loss is not None:
                 workload.batch_loss(module, batch)
             else:
-                arguments, named = arguments_of(batch[0])
+                arguments, named = split_arguments(batch[0])
                 outputs = module(*arguments, **named)
     finally:
         module.training = training  # it says of itself what it did before

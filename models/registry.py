@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from ..bench.common.errors import UsageError
-from ..bench.common.values import did_you_mean
-from ..bench.machine.provenance import not_found
-from ..bench.plan.resolve import default_image_size
+from ..bench.common.values import suggest_known
+from ..bench.machine.provenance import explain_not_found
+from ..bench.plan.resolve import choose_image_size
 from ..bench.plan.settings import IMAGES, Settings
-from .checks import checked
+from .checks import check_workload
 from .importing import import_alone
 from .nested import describe
-from .resnet import RESNET20_CLASSES, ResNet20, resnet_layers
-from .workload import Batch, Workload, users_code
+from .resnet import RESNET20_CLASSES, ResNet20, list_resnet_layers
+from .workload import Batch, Workload, report_user_errors
 
 _IMAGENET_CLASSES = 1000
 
@@ -42,7 +42,7 @@ ARCHS: tuple[str, ...] = (
 _SPEC = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*)")
 
 
-def _torchvision_model(arch: str) -> nn.Module:
+def _make_torchvision_model(arch: str) -> nn.Module:
     # torchvision imports PyTorch's compiler, seconds that the launcher and other models do without.
     from torchvision.models import get_model
 
@@ -50,46 +50,44 @@ def _torchvision_model(arch: str) -> nn.Module:
     return model
 
 
-def resnet_workload(arch: str, image_size: int) -> Workload:
+def make_resnet_workload(arch: str, image_size: int) -> Workload:
     """Image classification with a built-in architecture on synthetic images (N, 3, image_size, image_size).
 
     Raises UsageError for an unknown architecture.
     """
     if arch not in ARCHS:
-        raise UsageError(f"unknown architecture {arch!r}; {did_you_mean(arch, ARCHS)}")
+        raise UsageError(f"unknown architecture {arch!r}; {suggest_known(arch, ARCHS)}")
     small = arch == "resnet20"
     return Workload(
         name=arch,
-        module=ResNet20 if small else partial(_torchvision_model, arch),
+        module=ResNet20 if small else partial(_make_torchvision_model, arch),
         batch=partial(
-            synthetic_images,
+            draw_images,
             image_size=image_size,
             num_classes=RESNET20_CLASSES if small else _IMAGENET_CLASSES,
         ),
-        layers=resnet_layers,
+        layers=list_resnet_layers,
         image_size=image_size,
         unit=IMAGES,
     )
 
 
-def workload_of(settings: Settings, num_outputs: int | None = None) -> Workload:
+def make_workload(settings: Settings, num_outputs: int | None = None) -> Workload:
     """The workload of a run, a module of the user's or a built-in one. Raises UsageError.
 
     `num_outputs` as in `load_workload`.
     """
     arch = settings.arch or ""
-    size = settings.image_size or default_image_size(arch, settings.device)
+    size = settings.image_size or choose_image_size(arch, settings.device)
     if settings.workload is None:
-        return resnet_workload(arch, size)
+        return make_resnet_workload(arch, size)
     return load_workload(settings.workload, size, num_outputs)
 
 
-def num_classes_of(workload: Workload) -> int:
+def count_classes(workload: Workload) -> int:
     """Count the classes that the batches of a workload are drawn from; 0 where they are the user's own."""
     batch = workload.batch
-    return (
-        batch.keywords["num_classes"] if isinstance(batch, partial) and batch.func is synthetic_images else 0
-    )
+    return batch.keywords["num_classes"] if isinstance(batch, partial) and batch.func is draw_images else 0
 
 
 def load_workload(spec: str, image_size: int, num_outputs: int | None = None) -> Workload:
@@ -107,7 +105,7 @@ def load_workload(spec: str, image_size: int, num_outputs: int | None = None) ->
     target = _resolve(spec)
     looks = num_outputs is None
     if isinstance(target, Workload):
-        return checked(target, looks=looks)
+        return check_workload(target, looks=looks)
     if isinstance(target, nn.Module):
         raise UsageError(f"{spec} is one module; every mode needs a fresh one: name a function that makes it")
     if not callable(target):
@@ -115,19 +113,17 @@ def load_workload(spec: str, image_size: int, num_outputs: int | None = None) ->
     with torch.random.fork_rng(devices=[]):
         made = _call(target, spec)
     if isinstance(made, Workload):
-        return checked(made, looks=looks)
+        return check_workload(made, looks=looks)
     if not isinstance(made, nn.Module):
         raise UsageError(
             f"{spec} returned {describe(made)}; it must return an nn.Module or a models.Workload"
         )
-    num_classes = num_outputs or _num_classes(made, spec, image_size)
-    batch = partial(synthetic_images, image_size=image_size, num_classes=num_classes)
+    num_classes = num_outputs or _count_classes(made, spec, image_size)
+    batch = partial(draw_images, image_size=image_size, num_classes=num_classes)
     return Workload(name=spec, module=target, batch=batch, image_size=image_size, unit=IMAGES)
 
 
-def synthetic_images(
-    batch_size: int, generator: torch.Generator, *, image_size: int, num_classes: int
-) -> Batch:
+def draw_images(batch_size: int, generator: torch.Generator, *, image_size: int, num_classes: int) -> Batch:
     """Normal noise (batch_size, 3, image_size, image_size) and uniform classes (batch_size,)."""
     images = torch.randn(batch_size, 3, image_size, image_size, generator=generator)
     return images, torch.randint(num_classes, (batch_size,), generator=generator)
@@ -143,16 +139,16 @@ def _resolve(spec: str) -> Any:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     importlib.invalidate_caches()
-    with users_code(f"module {match['module']} cannot be imported"):
+    with report_user_errors(f"module {match['module']} cannot be imported"):
         try:
             module = import_alone(match["module"], folder)
         except ModuleNotFoundError as exc:
             if exc.name is not None and f"{match['module']}.".startswith(f"{exc.name}."):
-                raise UsageError(not_found(exc.name, Path(folder))) from None
+                raise UsageError(explain_not_found(exc.name, Path(folder))) from None
             raise
     if not hasattr(module, name):
         public = [key for key in vars(module) if not key.startswith("_")]
-        raise UsageError(f"module {match['module']} has no {name!r}; {did_you_mean(name, public)}")
+        raise UsageError(f"module {match['module']} has no {name!r}; {suggest_known(name, public)}")
     return getattr(module, name)
 
 
@@ -163,16 +159,19 @@ def _call(function: Any, spec: str) -> object:
         raise UsageError(f"{spec} needs arguments ({exc}); wrap it in a function that takes none") from None
     except ValueError:
         pass  # some callables written in C have no signature: calling them shows
-    with users_code(f"{spec} cannot be called"):
+    with report_user_errors(f"{spec} cannot be called"):
         return function()
 
 
-def _num_classes(module: nn.Module, spec: str, image_size: int) -> int:
+def _count_classes(module: nn.Module, spec: str, image_size: int) -> int:
     shape = (2, 3, image_size, image_size)
     remedy = (
         "; one that takes something else needs a Workload, with batches of its own (README, Your own model)"
     )
-    with users_code(f"the module of {spec} raised on images of shape {shape}", remedy), torch.no_grad():
+    with (
+        report_user_errors(f"the module of {spec} raised on images of shape {shape}", remedy),
+        torch.no_grad(),
+    ):
         logits = module.eval()(torch.zeros(shape))
     if not isinstance(logits, Tensor):
         raise UsageError(

@@ -14,7 +14,7 @@ RESNET20_CLASSES = 10
 """Classes of CIFAR-10."""
 
 
-def _conv3x3(in_channels: int, out_channels: int, stride: int) -> nn.Conv2d:
+def _make_conv3x3(in_channels: int, out_channels: int, stride: int) -> nn.Conv2d:
     return nn.Conv2d(in_channels, out_channels, kernel_size=3, stride=stride, padding=1, bias=False)
 
 
@@ -28,9 +28,9 @@ class BasicBlock(nn.Module):
         super().__init__()
         self.stride = stride
         self.new_channels = out_channels - in_channels
-        self.conv1 = _conv3x3(in_channels, out_channels, stride)
+        self.conv1 = _make_conv3x3(in_channels, out_channels, stride)
         self.bn1 = nn.BatchNorm2d(out_channels)
-        self.conv2 = _conv3x3(out_channels, out_channels, 1)
+        self.conv2 = _make_conv3x3(out_channels, out_channels, 1)
         self.bn2 = nn.BatchNorm2d(out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ class ResNet20(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv = _conv3x3(3, 16, 1)
+        self.conv = _make_conv3x3(3, 16, 1)
         self.bn = nn.BatchNorm2d(16)
         channels = [16, *(width for width in (16, 32, 64) for _ in range(3))]
         pairs = itertools.pairwise(channels)
@@ -64,7 +64,7 @@ class ResNet20(nn.Module):
         return logits
 
 
-def resnet_layers(module: nn.Module) -> list[nn.Module]:
+def list_resnet_layers(module: nn.Module) -> list[nn.Module]:
     """Give the layers of ResNet-20 or of one of torchvision's ResNets, its blocks unbroken."""
     if isinstance(module, ResNet20):
         stem = nn.Sequential(module.conv, module.bn, nn.ReLU())

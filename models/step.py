@@ -12,24 +12,30 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..bench.common.errors import RAISED_BY_USERS
+from ..bench.common.errors import USER_EXCEPTIONS
 from ..bench.plan.case_settings import StepSettings
-from .nested import tensors_of
+from .nested import list_tensors
 from .workload import Workload, is_image, make_batch
 
 BACKENDS: Any = torch.backends
 """PyTorch's settings of its libraries; its stubs know only some of them."""
 
-MOST_GRAPHS = 256
+MAX_GRAPHS = 256
 """Graphs that dynamo may hold of one function: every case has its own, where its limit of 8 is for reuse."""
 
 
-def optimizer_of(workload: Workload, settings: StepSettings) -> Callable[[Iterable[nn.Parameter]], Optimizer]:
+def make_optimizer_factory(
+    workload: Workload, settings: StepSettings
+) -> Callable[[Iterable[nn.Parameter]], Optimizer]:
     """Return what makes the workload's optimizer, with the kernels that `settings` ask for."""
-    return functools.partial(_fused, workload.optimizer) if settings.fused_optimizer else workload.optimizer
+    return (
+        functools.partial(_fuse_optimizer, workload.optimizer)
+        if settings.fused_optimizer
+        else workload.optimizer
+    )
 
 
-def placed(module: nn.Module, settings: StepSettings, device: torch.device) -> nn.Module:
+def move_and_compile(module: nn.Module, settings: StepSettings, device: torch.device) -> nn.Module:
     """Move a module to `device`, compiled as `settings` say."""
     module = module.to(device)
     if settings.compile != "off":
@@ -37,11 +43,11 @@ def placed(module: nn.Module, settings: StepSettings, device: torch.device) -> n
     return module
 
 
-def takes_images(workload: Workload) -> bool:
+def has_image_inputs(workload: Workload) -> bool:
     """Tell whether some of the workload's inputs have the four dimensions that channels_last is for."""
     batch = make_batch(workload)
     inputs = batch if workload.batch_loss is not None else batch[0]
-    return any(map(is_image, tensors_of(inputs)))
+    return any(map(is_image, list_tensors(inputs)))
 
 
 def has_fused_optimizer(workload: Workload) -> bool:
@@ -49,11 +55,11 @@ def has_fused_optimizer(workload: Workload) -> bool:
     try:
         optimizer = workload.optimizer([nn.Parameter(torch.zeros(1))])
         return {"fused", "foreach"} <= inspect.signature(type(optimizer)).parameters.keys()
-    except RAISED_BY_USERS:  # an optimizer that wants the model's own parameters
+    except USER_EXCEPTIONS:  # an optimizer that wants the model's own parameters
         return False
 
 
-def _fused(
+def _fuse_optimizer(
     make: Callable[[Iterable[nn.Parameter]], Optimizer], parameters: Iterable[nn.Parameter]
 ) -> Optimizer:
     """The workload's own optimizer, with what its hooks know of it, set to fused kernels."""
@@ -61,13 +67,13 @@ def _fused(
     for group in (made.defaults, *made.param_groups):
         group.update(chosen)
     # What a constructor notes of fused kernels: one made for the purpose tells.
-    tried = type(made)([nn.Parameter(torch.zeros(1))], **defaults_of(made))
+    tried = type(made)([nn.Parameter(torch.zeros(1))], **get_defaults(made))
     for name in vars(tried).keys() - vars(made).keys():
         setattr(made, name, getattr(tried, name))
     return made
 
 
-def defaults_of(optimizer: Optimizer) -> dict[str, Any]:
+def get_defaults(optimizer: Optimizer) -> dict[str, Any]:
     """Return the arguments with which the class of an optimizer makes it again."""
     known = inspect.signature(type(optimizer)).parameters
     return {name: value for name, value in optimizer.defaults.items() if name in known}
@@ -83,7 +89,7 @@ def compile_module(module: nn.Module, mode: str) -> None:
     from torch import _dynamo, _inductor
     from torch._dynamo import pgo
 
-    _dynamo.config.recompile_limit = MOST_GRAPHS
+    _dynamo.config.recompile_limit = MAX_GRAPHS
     # A size that differs from an earlier case's would be taken for one that varies, and kernels for any size
     # are slower; a program that trains this case alone has none.
     pgo.reset_code_state()
@@ -98,7 +104,7 @@ def _compile_graph(*arguments: Any, **options: Any) -> Any:
 
 
 @contextlib.contextmanager
-def float32_precision(precision: str, device: torch.device) -> Iterator[None]:
+def set_float32_precision(precision: str, device: torch.device) -> Iterator[None]:
     """Within, float32 products, convolutions and recurrent layers on a GPU use TF32 for `tf32` alone.
 
     PyTorch's own default allows TF32 in all of them but the products; a run states one or the other.

@@ -14,9 +14,9 @@ from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence
 from torch.optim import SGD, Optimizer
 
-from ..bench.common.errors import RAISED_BY_USERS, UsageError, UserCodeError
-from ..bench.plan.settings import MOST_UNITS
-from .nested import HANDED_ON, describe, leaves_of, map_tensors, tensors_of
+from ..bench.common.errors import USER_EXCEPTIONS, UsageError, UserCodeError
+from ..bench.plan.settings import MAX_UNITS
+from .nested import CONSTANT_TYPES, describe, list_leaves, list_tensors, map_tensors
 
 Batch = Any
 """Tensors in any nesting of tuples, lists, dicts and objects. Mostly a pair (inputs, targets)."""
@@ -34,16 +34,16 @@ EXPECTED = {
 }
 """Call and return value of each function of a workload, for error messages."""
 
-TRIED_SIZES = (2, 4)
+TRIAL_SIZES = (2, 4)
 """Batch sizes that tell whether tensors have a row for each sample: at one of them channels may look so."""
 
-_GIVEN: Any = None
+_REQUIRED: Any = None
 """Default of a field that has to be given: its absence is told in words of the workload."""
 
 _UNIT = re.compile(r"[^\s/,]+")
 
 
-def sgd(parameters: Iterable[nn.Parameter]) -> Optimizer:
+def make_sgd(parameters: Iterable[nn.Parameter]) -> Optimizer:
     """SGD with momentum 0.9, the optimizer of the ResNet papers."""
     return SGD(parameters, lr=0.01, momentum=0.9)
 
@@ -57,9 +57,9 @@ class Workload:
     """
 
     name: str = ""
-    module: Callable[[], nn.Module] = _GIVEN
+    module: Callable[[], nn.Module] = _REQUIRED
     """Makes a fresh module, initialised from torch's global random state."""
-    batch: Callable[[int, torch.Generator], Batch] = _GIVEN
+    batch: Callable[[int, torch.Generator], Batch] = _REQUIRED
     """Makes a batch on the host from a batch size and a CPU generator, and from nothing else: not from the
     rank, its environment or an earlier call, for every rank makes the batch of the proof, and it has to be
     the same one.
@@ -79,7 +79,7 @@ class Workload:
 
     It calls the model that it is given, which is the mode's wrapper. In `dp` a scalar that the module itself
     computes comes back as one value for each device: take its mean."""
-    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] = sgd
+    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] = make_sgd
     """Makes the optimizer of a list of parameters: all of the module's, in `fsdp` as shards, in a pipeline
     those of one stage."""
     layers: Callable[[nn.Module], Sequence[nn.Module]] | None = None
@@ -106,21 +106,21 @@ class Workload:
             )
 
 
-def loss_function(workload: Workload) -> Loss:
+def make_loss_function(workload: Workload) -> Loss:
     """Return the workload's loss as a function of model and batch, whichever of the two it has."""
     if workload.batch_loss is not None:
         return workload.batch_loss
     loss = workload.loss
 
-    def of_pair(model: Callable[..., Any], batch: Batch) -> Tensor:
+    def compute_pair_loss(model: Callable[..., Any], batch: Batch) -> Tensor:
         inputs, targets = batch
-        arguments, named = arguments_of(inputs)
+        arguments, named = split_arguments(inputs)
         return loss(model(*arguments, **named), targets)
 
-    return of_pair
+    return compute_pair_loss
 
 
-def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def split_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments that a module is called with for the inputs of a pair."""
     if isinstance(inputs, dict):
         return (), inputs
@@ -128,7 +128,7 @@ def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (inputs if is_several else (inputs,)), {}
 
 
-def layers_of(workload: Workload, module: nn.Module) -> list[nn.Module]:
+def list_layers(workload: Workload, module: nn.Module) -> list[nn.Module]:
     """Give the layers of a module of the workload in their order; none where it is no sequence."""
     if workload.layers is not None:
         return list(workload.layers(module))
@@ -143,27 +143,27 @@ def check_unit(workload: Workload) -> None:
             f"`unit` of workload {workload.name} is {unit!r}; give a plural noun in one word, without slash "
             "or comma, such as tokens"
         )
-    if type(how_many) is not int or not 1 <= how_many <= MOST_UNITS:
+    if type(how_many) is not int or not 1 <= how_many <= MAX_UNITS:
         raise UsageError(
             f"`units_per_sample` of workload {workload.name} is {how_many!r}; give a whole number from 1 to "
-            f"{MOST_UNITS:,d}, such as the sequence length"
+            f"{MAX_UNITS:,d}, such as the sequence length"
         )
 
 
-def one_line(exc: BaseException) -> str:
+def format_error(exc: BaseException) -> str:
     """Type and message of an exception, on one line."""
     return " ".join(f"{type(exc).__name__}: {exc}".split()).removesuffix(":")
 
 
 @contextlib.contextmanager
-def users_code(what: str, remedy: str = "") -> Iterator[None]:
+def report_user_errors(what: str, remedy: str = "") -> Iterator[None]:
     """Within it the user's code runs: what it raises becomes a UserCodeError, `what` and why in one line."""
     try:
         yield
     except UsageError:
         raise  # a Workload says itself what it lacks
-    except RAISED_BY_USERS as exc:
-        raise UserCodeError(f"{what}: {one_line(exc)}{remedy}") from exc
+    except USER_EXCEPTIONS as exc:
+        raise UserCodeError(f"{what}: {format_error(exc)}{remedy}") from exc
 
 
 def make_module(workload: Workload) -> nn.Module:
@@ -171,10 +171,10 @@ def make_module(workload: Workload) -> nn.Module:
 
     Raises UserCodeError where the workload's own code raises and UsageError where it makes no module.
     """
-    with users_code(f"the module of workload {workload.name} cannot be made"):
+    with report_user_errors(f"the module of workload {workload.name} cannot be made"):
         module = workload.module()
     if not isinstance(module, nn.Module):
-        raise wrong_result(workload, "module", module)
+        raise make_result_error(workload, "module", module)
     return module.to(memory_format=torch.channels_last) if workload.channels_last else module
 
 
@@ -185,15 +185,15 @@ def make_batch(workload: Workload, *, batch_size: int = 2, generator: torch.Gene
     Raises UserCodeError where the workload's own code raises and UsageError where the batch is malformed.
     """
     batch = _call_batch(workload, batch_size, generator)
-    wrong = _what_is_wrong(workload, batch)
-    if not wrong and not _are_rows(batch, batch_size) and has_rows(workload):
+    wrong = _explain_batch_error(workload, batch)
+    if not wrong and not _has_rows(batch, batch_size) and has_rows(workload):
         wrong = f"it must return tensors with {batch_size} rows each, in dimension 0, as for smaller batches"
     if wrong:
         raise UsageError(
             f"`batch` of workload {workload.name} returned {describe(batch)} for batch size {batch_size};"
             f" {wrong}"
         )
-    return in_format(workload, batch)
+    return apply_memory_format(workload, batch)
 
 
 def has_rows(workload: Workload) -> bool:
@@ -201,22 +201,22 @@ def has_rows(workload: Workload) -> bool:
 
     Graphs, bags, packed sequences and lists of images have none, nor have sparse and nested tensors.
     """
-    return all(_are_rows(_call_batch(workload, size, None), size) for size in TRIED_SIZES)
+    return all(_has_rows(_call_batch(workload, size, None), size) for size in TRIAL_SIZES)
 
 
 def _call_batch(workload: Workload, batch_size: int, generator: torch.Generator | None) -> Batch:
-    with users_code(f"workload {workload.name} cannot make a batch of {batch_size}"):
+    with report_user_errors(f"workload {workload.name} cannot make a batch of {batch_size}"):
         return workload.batch(batch_size, generator or torch.Generator().manual_seed(0))
 
 
-def _are_rows(batch: Batch, number: int) -> bool:
+def _has_rows(batch: Batch, number: int) -> bool:
     return all(
         one.layout == torch.strided and not one.is_nested and one.shape[:1] == (number,)
-        for one in tensors_of(batch)
+        for one in list_tensors(batch)
     )
 
 
-def wrong_result(workload: Workload, field: str, result: object) -> UsageError:
+def make_result_error(workload: Workload, field: str, result: object) -> UsageError:
     """The error of a function of the workload that returned something else than it should."""
     returned = f"`{field}` of workload {workload.name} returned {describe(result)}"
     return UsageError(f"{returned}; it is called as {EXPECTED[field]}")
@@ -227,11 +227,12 @@ def check_loss(workload: Workload, loss: object) -> None:
     field = "loss" if workload.batch_loss is None else "batch_loss"
     if isinstance(loss, Tensor) and loss.ndim == 1 and workload.batch_loss is not None:
         raise UserCodeError(  # it fails DP alone
-            f"{wrong_result(workload, field, loss)}; in dp a loss that the module computes has one value for"
+            f"{make_result_error(workload, field, loss)}; in dp a loss that the module computes "
+            f"has one value for"
             " each device: take its mean()"
         )
     if not isinstance(loss, Tensor) or loss.ndim:
-        raise wrong_result(workload, field, loss)
+        raise make_result_error(workload, field, loss)
     if not loss.requires_grad:
         raise UsageError(
             f"`{field}` of workload {workload.name} returned a tensor without gradient; compute it from what"
@@ -244,17 +245,17 @@ def is_pair_of_tensors(batch: Batch) -> bool:
     return isinstance(batch, tuple) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch)
 
 
-def in_format(workload: Workload, batch: Batch) -> Batch:
+def apply_memory_format(workload: Workload, batch: Batch) -> Batch:
     """Bring the images of a batch into the workload's memory format; all else stays as it is."""
     if not workload.channels_last:
         return batch
     if workload.batch_loss is not None:
-        return map_tensors(_channels_last, batch)
+        return map_tensors(_apply_channels_last, batch)
     inputs, targets = batch
-    return map_tensors(_channels_last, inputs), targets
+    return map_tensors(_apply_channels_last, inputs), targets
 
 
-def _channels_last(tensor: Tensor) -> Tensor:
+def _apply_channels_last(tensor: Tensor) -> Tensor:
     return tensor.contiguous(memory_format=torch.channels_last) if is_image(tensor) else tensor
 
 
@@ -263,7 +264,7 @@ def is_image(tensor: Tensor) -> bool:
     return tensor.ndim == 4 and tensor.dtype != torch.bool
 
 
-def _what_is_wrong(workload: Workload, batch: object) -> str:
+def _explain_batch_error(workload: Workload, batch: object) -> str:
     """Say what to return instead; empty where the batch is as it should be."""
     if workload.batch_loss is None:
         if not isinstance(batch, tuple) or len(batch) != 2:
@@ -276,12 +277,12 @@ def _what_is_wrong(workload: Workload, batch: object) -> str:
         parts = {"batch": batch}
     for name, part in parts.items():
         try:
-            tensors = tensors_of(map_tensors(lambda tensor: tensor, part))
-        except RAISED_BY_USERS as error:
+            tensors = list_tensors(map_tensors(lambda tensor: tensor, part))
+        except USER_EXCEPTIONS as error:
             why = "it refers to itself" if isinstance(error, RecursionError) else error
             return f"{name} in these containers cannot be made anew ({why}): return plain dicts and lists"
-        known = (Tensor, *HANDED_ON)
-        odd = [leaf for leaf in leaves_of(part) if not isinstance(leaf, known) and not tensors_of(leaf)]
+        known = (Tensor, *CONSTANT_TYPES)
+        odd = [leaf for leaf in list_leaves(part) if not isinstance(leaf, known) and not list_tensors(leaf)]
         if odd:
             return (
                 f"{describe(odd[0])} can be neither split nor moved to a device: it must return tensors in"

@@ -5,23 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from ..bench.common.cli import command, say
+from ..bench.common.cli import format_command, print_message
 from ..bench.common.errors import UsageError
 from ..bench.findings.findings import Conclusion
-from ..bench.page.page import Page, data_link
-from ..bench.page.render import html, markdown
+from ..bench.page.page import Page, make_data_link
+from ..bench.page.render import render_html, render_markdown
 from ..bench.predict.output import Predictions
-from ..bench.results.archive import is_archive, opened
-from ..bench.results.disk import read_bytes, reason, replace_file
-from ..bench.results.published import scalings_of
+from ..bench.results.archive import is_archive, open_run_folder
+from ..bench.results.disk import describe_error, read_bytes, replace_file
+from ..bench.results.published import list_scalings
 from ..bench.results.run_folder import write_output
 from ..bench.results.store import RunData, load_run
-from ..bench.results.tables import table_bytes
-from .page import Files, page
-from .watched import watched_page
+from ..bench.results.tables import encode_table
+from .page import Files, make_page
+from .watched import make_watched_page
 
-_MOST_PREDICTIONS_BYTES = 64 * 2**20
-_MOST_DATA_BYTES = 2**18
+_MAX_PREDICTIONS_BYTES = 64 * 2**20
+_MAX_DATA_BYTES = 2**18
 
 
 def build(
@@ -41,13 +41,13 @@ def build(
     """
     predicted = None
     if predictions is not None:
-        content = read_bytes(predictions, most_bytes=_MOST_PREDICTIONS_BYTES, follow=True)
+        content = read_bytes(predictions, most_bytes=_MAX_PREDICTIONS_BYTES, follow=True)
         predicted = Predictions.from_json(content, source=str(predictions))
     loaded = load_run(run)
     if compare_with is not None:
-        loaded = _held_against(loaded, compare_with)
-    made = page_of(loaded, out.parent if out else Path(), predictions=predicted)
-    text = markdown(made) if as_markdown else html(made)
+        loaded = _replace_reference(loaded, compare_with)
+    made = build_page(loaded, out.parent if out else Path(), predictions=predicted)
+    text = render_markdown(made) if as_markdown else render_html(made)
     if out is None:
         return text.rstrip("\n")
     written = text.encode(errors="backslashreplace")
@@ -55,10 +55,10 @@ def build(
     return str(out)
 
 
-def _held_against(run: RunData, path: Path) -> RunData:
+def _replace_reference(run: RunData, path: Path) -> RunData:
     """Return the run with the efficiencies of the run at `path` in place of published ones."""
-    theirs = tuple(scalings_of(load_run(path), path.name))
-    if not any(ours.compares_with(one) for ours in scalings_of(run) for one in theirs):
+    theirs = tuple(list_scalings(load_run(path), path.name))
+    if not any(ours.can_compare(one) for ours in list_scalings(run) for one in theirs):
         raise UsageError(
             f"--compare-with {path}: its efficiency does not compare with that of {run.path}; both need DDP "
             "on as many GPUs of one model, the same built-in architecture, image size and precision, batches "
@@ -67,7 +67,7 @@ def _held_against(run: RunData, path: Path) -> RunData:
     return replace(run, published=theirs)
 
 
-def page_of(
+def build_page(
     run: RunData,
     page_folder: Path,
     *,
@@ -75,19 +75,19 @@ def page_of(
     conclusion: Conclusion | None = None,
 ) -> Page:
     """Make the page of `run` for `page_folder`, with links to the run's files and its numbers."""
-    with opened(run.path) as folder:
+    with open_run_folder(run.path) as folder:
         # What an archive is unpacked to is gone when somebody reads the page.
-        files = Files.of(folder, None if is_archive(run.path) else page_folder)
-        cases = table_bytes(run.cases) if run.from_log else (folder / "cases.csv").read_bytes()
-        if len(cases) <= _MOST_DATA_BYTES:
-            files = replace(files, data=data_link("cases.csv", cases))
+        files = Files.from_folder(folder, None if is_archive(run.path) else page_folder)
+        cases = encode_table(run.cases) if run.from_log else (folder / "cases.csv").read_bytes()
+        if len(cases) <= _MAX_DATA_BYTES:
+            files = replace(files, data=make_data_link("cases.csv", cases))
     if run.manifest.watched is not None:
         if predictions is not None:
             raise UsageError(
                 f"{run.path} is a watched training: its page draws no predictions; leave them out"
             )
-        return watched_page(run, files)
-    return page(run, files, predictions, conclusion)
+        return make_watched_page(run, files)
+    return make_page(run, files, predictions, conclusion)
 
 
 def write_page(folder: Path, page: Page | None = None) -> Path | None:
@@ -97,10 +97,10 @@ def write_page(folder: Path, page: Page | None = None) -> Path | None:
     """
     place = folder / "report.html"
     try:
-        content = html(page or page_of(load_run(folder), folder)).encode(errors="backslashreplace")
+        content = render_html(page or build_page(load_run(folder), folder)).encode(errors="backslashreplace")
         replace_file(place, lambda part: part.write_bytes(content))
     except (OSError, UsageError) as error:
-        why = f"{place} cannot be written: {reason(error)}; every measurement is kept"
-        say(f"error: {why}: make room, then {command('report', str(folder))} makes the page")
+        why = f"{place} cannot be written: {describe_error(error)}; every measurement is kept"
+        print_message(f"error: {why}: make room, then {format_command('report', str(folder))} makes the page")
         return None
     return place

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..bench.findings.answers import headline
-from ..bench.findings.wording import device_noun, samples_noun, unit_of_cases, variant_labels, workload_parts
+from ..bench.findings.answers import select_headline
+from ..bench.findings.wording import get_unit, name_device, name_samples, name_variants, name_workload_parts
 from ..bench.machine.manifest import Manifest
 from ..bench.plan.buckets import BucketLayout
-from ..bench.plan.case import wire_share
+from ..bench.plan.case import get_wire_share
 from ..bench.plan.case_settings import DDP_DEFAULTS, STEP_DEFAULTS
-from ..bench.results.aggregate import bus_gb
+from ..bench.results.aggregate import compute_bus_gb
 from ..bench.results.case_result import CaseResult
-from ..bench.results.columns import number_column
+from ..bench.results.columns import declare_number_column
 
 _SOURCES = {"device": "synthetic {} on the device", "host": "synthetic {} from the host"}
 _WORKLOAD = (
@@ -23,23 +23,23 @@ _WORKLOAD = (
 )
 
 RATES = (
-    number_column(
+    declare_number_column(
         "tflop_per_s",
         "three times the forward's matrix products and convolutions",
         shown="Arithmetic per device =",
     ),
-    number_column(
+    declare_number_column(
         "mfu_pct",
         "that arithmetic over the data sheet's peak",
         shown="MFU (% of the data sheet's peak) =",
     ),
-    number_column(
+    declare_number_column(
         "bus_gb_per_s",
         "bytes of the buckets / their part of communication alone x 2 (n - 1) / n, as nccl-tests defines it",
         shown="Bus bandwidth =",
     ),
 )
-"""Rates that `with_rates` adds to the columns of a case."""
+"""Rates that `add_rates` adds to the columns of a case."""
 
 PASSES = 3
 """Forward, gradient of the weights, gradient of the inputs: as much arithmetic each in convolutions."""
@@ -70,61 +70,61 @@ class WorkloadCases:
     @property
     def device(self) -> str:
         """`GPU` or `CPU core`."""
-        return device_noun(self.cases[0].device_type)
+        return name_device(self.cases[0].device_type)
 
     @property
     def unit(self) -> str:
         """Unit that its throughput counts."""
-        return unit_of_cases(self.cases)
+        return get_unit(self.cases)
 
 
-def workloads(cases: Sequence[CaseResult]) -> list[WorkloadCases]:
+def group_workloads(cases: Sequence[CaseResult]) -> list[WorkloadCases]:
     """Return the cases that worked, one entry per workload in order of appearance."""
     groups: dict[tuple[Any, ...], list[CaseResult]] = {}
     for case in cases:
         if case.is_ok:
-            known = tuple(case.text(name) for name in _WORKLOAD)
+            known = tuple(case.get_text(name) for name in _WORKLOAD)
             groups.setdefault((known, *case.variant), []).append(case)
     firsts = [group[0] for group in groups.values()]
-    labels, names = [*map(_workload_label, firsts)], variant_labels(firsts)
+    labels, names = [*map(_label_workload, firsts)], name_variants(firsts)
     if not all(names) or len({known for known, *_ in groups}) > 1:
         names = labels
     return [WorkloadCases(*one) for one in zip(labels, names, groups.values(), strict=True)]
 
 
-def named(measured: Sequence[WorkloadCases]) -> list[CaseResult]:
+def add_workload_names(measured: Sequence[WorkloadCases]) -> list[CaseResult]:
     """Return the cases of all workloads; where there are several, a column `workload` names theirs."""
     if len(measured) < 2:
         return [case for w in measured for case in w.cases]
-    return [with_cells(replace(case, batch_name=""), workload=w.name) for w in measured for case in w.cases]
+    return [add_cells(replace(case, batch_name=""), workload=w.name) for w in measured for case in w.cases]
 
 
-def _workload_label(case: CaseResult) -> str:
+def _label_workload(case: CaseResult) -> str:
     known = _SOURCES.get(case.data)
-    source = known.format(samples_noun(case)) if known else f"images from {case.data}" if case.data else ""
-    return " · ".join([*workload_parts(case), *([source] if source else [])])
+    source = known.format(name_samples(case)) if known else f"images from {case.data}" if case.data else ""
+    return " · ".join([*name_workload_parts(case), *([source] if source else [])])
 
 
-def by_mode(cases: Iterable[CaseResult], mode: str) -> list[CaseResult]:
+def select_mode(cases: Iterable[CaseResult], mode: str) -> list[CaseResult]:
     """Keep one case per device count; of DDP at its usual settings.
 
     Those are PyTorch's defaults; where a default was not measured, the first value that was.
     """
     found = [case for case in cases if case.mode == mode]
     for name, default in DDP_DEFAULTS.items() if mode == "ddp" else ():
-        values = [case.setting(name) for case in found]
+        values = [case.get_setting(name) for case in found]
         usual = str(default) if str(default) in values else next(iter(values), "")
-        found = [case for case in found if case.setting(name) == usual]
+        found = [case for case in found if case.get_setting(name) == usual]
     firsts = {case.num_devices: case for case in reversed(found)}
     return [firsts[count] for count in sorted(firsts)]
 
 
-def headline_count(cases: Sequence[CaseResult]) -> int | None:
+def find_headline_count(cases: Sequence[CaseResult]) -> int | None:
     """Return how many devices the run's answers are of, in these cases; None without several."""
-    return next((case.num_devices for case in headline(cases)), None)
+    return next((case.num_devices for case in select_headline(cases)), None)
 
 
-def with_rates(case: CaseResult, manifest: Manifest) -> CaseResult:
+def add_rates(case: CaseResult, manifest: Manifest) -> CaseResult:
     """Add rates with intervals: arithmetic of a device, and bus bandwidth of the buckets in 10^9 bytes/s.
 
     The manifest has the forward FLOPs of a sample. The bandwidth is as nccl-tests defines it.
@@ -132,18 +132,20 @@ def with_rates(case: CaseResult, manifest: Manifest) -> CaseResult:
     found: dict[str, float] = {}
     flops, rate = manifest.model.forward_flops_per_image, case.images_per_s
     if rate is not None and flops and case.num_devices:
-        achieved = rate.scaled(PASSES * flops / case.num_devices / 1e12 / case.units_per_sample)
-        found |= achieved.columns("tflop_per_s")
+        achieved = rate.scale(PASSES * flops / case.num_devices / 1e12 / case.units_per_sample)
+        found |= achieved.to_columns("tflop_per_s")
         if peak := DENSE_PEAKS.get(case.device_name, {}).get(case.precision):
-            found |= achieved.scaled(100 / peak).columns("mfu_pct")
-    alone, layout = case.comm_ms, BucketLayout.of_cell(case.bucket_bytes)
+            found |= achieved.scale(100 / peak).to_columns("mfu_pct")
+    alone, layout = case.comm_ms, BucketLayout.from_cell(case.bucket_bytes)
     buffers_ms = case.buffers_ms.estimate if case.buffers_ms else 0.0
     if alone and layout and case.num_devices and alone.estimate > buffers_ms:
-        sent_gb = bus_gb(wire_share(case.text("comm_hook")) * sum(layout.num_bytes), case.num_devices)
-        found |= alone.plus(-buffers_ms).inverted(1000 * sent_gb).columns("bus_gb_per_s")
-    return with_cells(case, **found)
+        sent_gb = compute_bus_gb(
+            get_wire_share(case.get_text("comm_hook")) * sum(layout.num_bytes), case.num_devices
+        )
+        found |= alone.shift(-buffers_ms).invert(1000 * sent_gb).to_columns("bus_gb_per_s")
+    return add_cells(case, **found)
 
 
-def with_cells(case: CaseResult, **cells: Any) -> CaseResult:
+def add_cells(case: CaseResult, **cells: Any) -> CaseResult:
     """Add what a table shows beside the columns of cases.csv."""
     return replace(case, cells={**case.cells, **cells})

@@ -7,42 +7,51 @@ from typing import Any
 
 import msgspec
 
-from ..bench.common.cli import speaker
-from ..bench.common.numbers import about, count, duration, mib, plain, plural, quantity, singular
-from ..bench.findings.answers import headline
-from ..bench.findings.cautions import said_load
+from ..bench.common.cli import get_message_prefix
+from ..bench.common.numbers import (
+    format_count,
+    format_duration,
+    format_integer,
+    format_mib,
+    format_quantity,
+    format_rough_duration,
+    format_setting,
+    make_singular,
+)
+from ..bench.findings.answers import select_headline
+from ..bench.findings.cautions import describe_load
 from ..bench.findings.verdicts import Verdict
-from ..bench.findings.wording import device_noun, link_name, model_name, samples_noun, stand_ins
-from ..bench.machine.conditions import NONE, UNKNOWN, conditions_of
+from ..bench.findings.wording import describe_stand_ins, name_device, name_link, name_model, name_samples
+from ..bench.machine.conditions import NONE, UNKNOWN, list_conditions
 from ..bench.machine.manifest import Manifest, WorkloadCode
 from ..bench.page.page import Heading, Table
 from ..bench.plan.buckets import BucketLayout
-from ..bench.plan.settings import IMAGES, as_text
+from ..bench.plan.settings import IMAGES, format_value
 from ..bench.results.case_result import CaseResult
 from ..bench.results.store import RunData
 from .cases import WorkloadCases
 
-_MOST_HOSTS = 4
+_MAX_HOSTS = 4
 _RANK_COLUMNS = ("rank", "host", "local_rank", "device", "device_name", "bound_cores", "link")
 
 
-def heading(cases: Sequence[CaseResult]) -> str:
+def write_heading(cases: Sequence[CaseResult]) -> str:
     """Name what was measured on what: `ResNet-18, 1\N{EN DASH}4 CPU cores`."""
     shown = [case for case in cases if case.is_ok] or cases
-    names = " and ".join(dict.fromkeys(model_name(case.arch) for case in shown if case.arch))
+    names = " and ".join(dict.fromkeys(name_model(case.arch) for case in shown if case.arch))
     own = [case for case in shown if not case.oversubscribed] or shown
     counts = [case.num_devices for case in own if case.num_devices]
-    noun = " or ".join(dict.fromkeys(device_noun(case.device_type) for case in shown if case.device_type))
+    noun = " or ".join(dict.fromkeys(name_device(case.device_type) for case in shown if case.device_type))
     if not counts or not noun:
         return names
     low, high = min(counts), max(counts)
-    where = plural(low, noun) if low == high else f"{low}\N{EN DASH}{plural(high, noun)}"
+    where = format_count(low, noun) if low == high else f"{low}\N{EN DASH}{format_count(high, noun)}"
     num_hosts = max(case.num_nodes for case in shown)
     where += f" of {num_hosts:,d} hosts" if num_hosts > 1 else ""
     return ", ".join(filter(None, (names, where)))
 
 
-def status(manifest: Manifest, cases: Sequence[CaseResult], verdicts: Sequence[Verdict]) -> str:
+def describe_status(manifest: Manifest, cases: Sequence[CaseResult], verdicts: Sequence[Verdict]) -> str:
     """Say in one line how the run ended and how much of its questions it answered."""
     why = manifest.timing.stopped_because or ""
     num_skipped = sum(case.status == "skipped" for case in cases)
@@ -57,43 +66,47 @@ def status(manifest: Manifest, cases: Sequence[CaseResult], verdicts: Sequence[V
         said = "undecided"
     else:
         every = answered == len(verdicts)
-        said = "answered" if every else f"{answered} of {plural(len(verdicts), 'question')} answered"
+        said = "answered" if every else f"{answered} of {format_count(len(verdicts), 'question')} answered"
     rounds = max((case.num_rounds for case in ok), default=0)
     took = manifest.timing.measuring_s
     timed, interrupted = manifest.timing.timed_share_pct, why == "interrupted"
     share = "" if timed is None else f", {timed:.0f}% of it timed steps"
     parts = (
         f"Interrupted, {said}" if interrupted else f"{said[:1].upper()}{said[1:]}",
-        f"{len(ok):,d} of {plural(len(cases), 'case')} measured",
+        f"{len(ok):,d} of {format_count(len(cases), 'case')} measured",
         f"{num_skipped:,d} skipped" if num_skipped else "",
-        plural(rounds, "round") if rounds else "",
-        f"{about(took)} of measuring{share}" if took else "",
+        format_count(rounds, "round") if rounds else "",
+        f"{format_rough_duration(took)} of measuring{share}" if took else "",
         f"{manifest.timing.startup_s:.0f} s of start-up" if manifest.timing.startup_s else "",
         f"ended: {why}" if why and not interrupted else "",
     )
     return " · ".join(part for part in parts if part)
 
 
-def subtitle(run: RunData, measured: Sequence[WorkloadCases], title: str) -> list[str]:
+def write_subtitle(run: RunData, measured: Sequence[WorkloadCases], title: str) -> list[str]:
     """Say what trained on what: workload, processor, backend, torch, hosts, time."""
     manifest, cases = run.manifest, run.results
     machine = manifest.environment
     named = dict.fromkeys(case.device_name for case in cases)
     if all(case.device_type == "cpu" for case in cases) and machine.cpu_model:
-        cores = f", {plural(machine.num_cores, 'core')}" if machine.num_cores else ""
+        cores = f", {format_count(machine.num_cores, 'core')}" if machine.num_cores else ""
         named = {f"{machine.cpu_model}{cores}": None}
     hosts = list(dict.fromkeys(filter(None, (machine.host, *(rank.host for rank in manifest.ranks)))))
-    more = f" and {plural(len(hosts) - _MOST_HOSTS, 'other')}" if len(hosts) > _MOST_HOSTS else ""
+    more = f" and {format_count(len(hosts) - _MAX_HOSTS, 'other')}" if len(hosts) > _MAX_HOSTS else ""
     torch = manifest.versions.get("torch") or max(case.torch_version for case in cases)
-    sent = BucketLayout.of_cell(next((case.bucket_bytes for case in cases if case.bucket_bytes), None))
-    lab, moment = link(manifest, cases), manifest.created_utc or ""
+    sent = BucketLayout.from_cell(next((case.bucket_bytes for case in cases if case.bucket_bytes), None))
+    lab, moment = describe_link(manifest, cases), manifest.created_utc or ""
     parts = (
-        measured[0].label if len(measured) == 1 else plural(len(measured), "workload") if measured else "",
-        f"gradients of {mib(sum(sent.num_bytes))}" if sent else "",
+        measured[0].label
+        if len(measured) == 1
+        else format_count(len(measured), "workload")
+        if measured
+        else "",
+        f"gradients of {format_mib(sum(sent.num_bytes))}" if sent else "",
         *named,
         *dict.fromkeys(f"backend {case.backend}" for case in cases if case.backend),
         f"torch {torch}" if torch else "",
-        f"{'hosts' if len(hosts) > 1 else 'host'} {', '.join(hosts[:_MOST_HOSTS])}{more}" if hosts else "",
+        f"{'hosts' if len(hosts) > 1 else 'host'} {', '.join(hosts[:_MAX_HOSTS])}{more}" if hosts else "",
         f"link {lab}" if lab else "",
         moment.replace("T", " ").replace("+00:00", " UTC"),
         f"run {title}" if title != "run" else "",
@@ -101,34 +114,38 @@ def subtitle(run: RunData, measured: Sequence[WorkloadCases], title: str) -> lis
     return [part for part in parts if part]
 
 
-def warnings(manifest: Manifest, cases: Sequence[CaseResult]) -> list[str]:
+def list_warnings(manifest: Manifest, cases: Sequence[CaseResult]) -> list[str]:
     """Return what a reader must know before any number."""
     tried = [case for case in cases if case.status != "skipped"]
     broken = sum(case.has_failed for case in tried)
-    stand_in = " ".join(f"{said}." for said in stand_ins(cases))
+    stand_in = " ".join(f"{said}." for said in describe_stand_ins(cases))
     made = [stand_in] if stand_in else []
-    made += [f"Hosts and link are made by {speaker('lab')} on one machine."] if link(manifest, cases) else []
-    if any(case.oversubscribed for case in headline(cases)):
+    made += (
+        [f"Hosts and link are made by {get_message_prefix('lab')} on one machine."]
+        if describe_link(manifest, cases)
+        else []
+    )
+    if any(case.oversubscribed for case in select_headline(cases)):
         made.append(
             "Cases with more devices than the machine has share them: they say nothing about scaling."
         )
     if broken:
-        made.append(f"{broken:,d} of {plural(len(tried), 'case')} did not finish: see “Not measured”.")
+        made.append(f"{broken:,d} of {format_count(len(tried), 'case')} did not finish: see “Not measured”.")
     return made
 
 
-def link(manifest: Manifest, cases: Sequence[CaseResult]) -> str:
+def describe_link(manifest: Manifest, cases: Sequence[CaseResult]) -> str:
     """Return the rate of the link between the hosts of a lab; empty on a real network."""
     known = dict.fromkeys((manifest.link or "", *(case.link for case in cases)))
-    return ", ".join(link_name(rate) for rate in known if rate)
+    return ", ".join(name_link(rate) for rate in known if rate)
 
 
-def conditions(manifest: Manifest, cases: Sequence[CaseResult]) -> dict[str, dict[str, str]]:
+def group_conditions(manifest: Manifest, cases: Sequence[CaseResult]) -> dict[str, dict[str, str]]:
     """Return the conditions by name in groups: what a gate compares, and how the run went."""
     timing, machine, model = manifest.timing, manifest.environment, manifest.model
-    first = cases[0] if cases else CaseResult.of({})
+    first = cases[0] if cases else CaseResult.from_row({})
     flops, each = model.forward_flops_per_image, f", {first.units_per_sample:,d} per sample"
-    compared = {c.name: c.value for c in conditions_of(manifest) if c.value.lower() not in (UNKNOWN, NONE)}
+    compared = {c.name: c.value for c in list_conditions(manifest) if c.value.lower() not in (UNKNOWN, NONE)}
     settings = {name: value for name, value in manifest.settings.stored().items() if value is not None}
     code = msgspec.structs.asdict(manifest.workload or WorkloadCode()) | {"files": None}
     env = machine.env
@@ -137,41 +154,43 @@ def conditions(manifest: Manifest, cases: Sequence[CaseResult]) -> dict[str, dic
             "name": manifest.name,
             "started": manifest.created_utc,
             "command": manifest.command,
-            "total time": duration(timing.total_s),
-            "start-up": duration(timing.startup_s),
-            "share of time measured": quantity(timing.timed_share_pct, "%"),
-            "load": said_load(manifest),
+            "total time": format_duration(timing.total_s),
+            "start-up": format_duration(timing.startup_s),
+            "share of time measured": format_quantity(timing.timed_share_pct, "%"),
+            "load": describe_load(manifest),
             "stopped because": timing.stopped_because,
             "throughput counts": None
             if first.unit == IMAGES
             else first.unit + each * (first.units_per_sample != 1),
-            "forward pass": quantity(flops and flops / 1e9, f"GFLOP/{singular(samples_noun(first))}"),
+            "forward pass": format_quantity(
+                flops and flops / 1e9, f"GFLOP/{make_singular(name_samples(first))}"
+            ),
         },
         "Model and machine": {
             **{name: value for name, value in compared.items() if name[:2] != "--" and name not in env},
-            "model parameters": count(model.num_params),
-            "gradient bytes": count(model.gradient_bytes),
+            "model parameters": format_integer(model.num_params),
+            "gradient bytes": format_integer(model.gradient_bytes),
             "system": machine.os,
-            "memory": quantity(machine.memory_gib, "GiB"),
+            "memory": format_quantity(machine.memory_gib, "GiB"),
         },
-        "Settings": {name.replace("_", " "): as_text(value) for name, value in settings.items()},
+        "Settings": {name.replace("_", " "): format_value(value) for name, value in settings.items()},
         "Workload's code": {name.replace("_", " "): value for name, value in code.items()},
         "Environment variables": env,
     }
     said = {
-        title: {name: plain(value) for name, value in facts.items() if plain(value)}
+        title: {name: format_setting(value) for name, value in facts.items() if format_setting(value)}
         for title, facts in made.items()
     }
     return {title: facts for title, facts in said.items() if facts}
 
 
-def ranks(manifest: Manifest) -> Table | None:
+def tabulate_ranks(manifest: Manifest) -> Table | None:
     """Tabulate where every rank ran."""
-    told = [{name: plain(getattr(rank, name)) for name in _RANK_COLUMNS} for rank in manifest.ranks]
+    told = [{name: format_setting(getattr(rank, name)) for name in _RANK_COLUMNS} for rank in manifest.ranks]
     names = [name for name in _RANK_COLUMNS if any(rank[name] for rank in told)]
     columns = tuple(
         Heading(name.replace("_", " ").capitalize(), "number" if name in {"rank", "local_rank"} else "")
         for name in names
     )
-    rows = tuple(tuple(link_name(r[name]) if name == "link" else r[name] for name in names) for r in told)
+    rows = tuple(tuple(name_link(r[name]) if name == "link" else r[name] for name in names) for r in told)
     return Table("Ranks", "Where every rank ran.", columns, rows) if names else None

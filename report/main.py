@@ -5,18 +5,18 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..bench.common.cli import Parser, command, entry_point
+from ..bench.common.cli import Parser, format_command, make_main
 from ..bench.common.errors import ExitCode, UsageError
 
 
-@entry_point("report")
+@make_main("report")
 def main(argv: list[str]) -> int:
     """Write what was asked for, print its path, and return the exit status: 0, or 2 for a user's mistake."""
-    print(_write(_parser().parse_args(argv)))
+    print(_write(_make_parser().parse_args(argv)))
     return ExitCode.OK
 
 
-def _parser() -> Parser:
+def _make_parser() -> Parser:
     parser = Parser(
         "report",
         "Write one self-contained HTML page about a run.",
@@ -39,7 +39,7 @@ def _parser() -> Parser:
         "--predictions",
         type=Path,
         metavar="FILE",
-        help=f"draw what `{command('predict')} RUN --gpus 64 --network ib-400g --json` predicted",
+        help=f"draw what `{format_command('predict')} RUN --gpus 64 --network ib-400g --json` predicted",
     )
     parser.add_argument(
         "--compare-with",
@@ -63,7 +63,7 @@ def _write(arguments: argparse.Namespace) -> str:
     run, out, predictions = arguments.run, arguments.out, arguments.predictions
     against = arguments.compare_with
     if arguments.others:
-        both = command("gate", str(run), arguments.others[0], "--html", "FILE")
+        both = format_command("gate", str(run), arguments.others[0], "--html", "FILE")
         raise UsageError(f"a page is of one run; to compare two: {both}")
     if arguments.markdown:
         if predictions is not None:

@@ -8,22 +8,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote
 
-from ..bench.common.text import visible
-from ..bench.findings.answers import headline
+from ..bench.common.text import escape_controls
+from ..bench.findings.answers import select_headline
 from ..bench.findings.findings import Conclusion, conclude_run
 from ..bench.findings.late_ranks import find_late_buckets
 from ..bench.findings.verdicts import RESOLVED, Verdict
 from ..bench.page.page import Card, Figure, Link, Page, Section
 from ..bench.predict.output import Predictions
-from ..bench.results.commands import again
-from ..bench.results.comparisons import EQUAL, FASTER, SLOWER, default_of
+from ..bench.results.commands import write_repeat_command
+from ..bench.results.comparisons import EQUAL, FASTER, SLOWER, find_default
 from ..bench.results.run_folder import FAILURES
 from ..bench.results.store import RunData
 from . import charts, conditions, tables
-from .cases import named, with_rates, workloads
-from .forms import forms
-from .predicted import predicted
-from .step import breakdown
+from .cases import add_rates, add_workload_names, group_workloads
+from .forms import make_forms_section
+from .predicted import make_prediction_section
+from .step import draw_breakdown
 from .table import TERMS
 
 _TRACE = re.compile(r"(?P<case_id>.+)-rank(?P<rank>\d+)\.json\.gz")
@@ -41,7 +41,7 @@ class Files:
     """The numbers as CSV, within the page."""
 
     @classmethod
-    def of(cls, folder: Path, page_folder: Path | None) -> Files:
+    def from_folder(cls, folder: Path, page_folder: Path | None) -> Files:
         """Find the files of the run in `folder`; links lead there where it lies in or below `page_folder`.
 
         Links are relative, so the page and the run have to move together. None makes no links.
@@ -50,24 +50,24 @@ class Files:
         if page_folder is not None and folder.resolve().is_relative_to(page_folder.resolve()):
             below = folder.resolve().relative_to(page_folder.resolve())
 
-        def link(label: str, name: str) -> Link:
+        def make_link(label: str, name: str) -> Link:
             return Link(label, "" if below is None else f"./{quote((below / name).as_posix())}")
 
         traces: dict[str, list[tuple[int, Link]]] = {}
         for path in (folder / "traces").glob("*.json.gz") if below is not None else ():
             if (match := _TRACE.fullmatch(path.name)) is not None:
                 rank, name = int(match["rank"]), f"traces/{path.name}"
-                traces.setdefault(match["case_id"], []).append((rank, link(f"rank {rank}", name)))
+                traces.setdefault(match["case_id"], []).append((rank, make_link(f"rank {rank}", name)))
         kept = sorted(f"{FAILURES}/{path.name}" for path in (folder / FAILURES).glob("*.txt"))
         names = ("cases.csv", "comparisons.csv", "blocks.csv", "manifest.json")
         return cls(
-            tuple(link(name, name) for name in names if (folder / name).is_file()),
+            tuple(make_link(name, name) for name in names if (folder / name).is_file()),
             {case_id: tuple(one for _, one in sorted(links)) for case_id, links in traces.items()},
-            {name: link(name, name) for name in kept},
+            {name: make_link(name, name) for name in kept},
         )
 
 
-def page(
+def make_page(
     run: RunData,
     files: Files | None = None,
     predictions: Predictions | None = None,
@@ -85,44 +85,49 @@ def page(
     title = run.manifest.name or run.path.name
     cases, manifest = run.results, run.manifest
     conclusion, comparisons = conclusion or conclude_run(run), run.compared
-    measured = workloads(cases)
+    measured = group_workloads(cases)
     figures: list[Figure] = []
     rounds: list[Figure] = []
     for i, workload in enumerate(measured, start=1):
-        if any(c.answers_nothing for c in workload.cases) and not headline(workload.cases):
+        if any(c.answers_nothing for c in workload.cases) and not select_headline(workload.cases):
             continue  # cases that share a GPU tell nothing about speed
         key, suffix = f"w{i}", f": {workload.name}" if len(measured) > 1 else ""
         drawn = (
-            charts.scaling(workload, key=key),
-            charts.against_default(workload, comparisons, key=key),
-            breakdown(workload, comparisons, key=key),
+            charts.draw_scaling(workload, key=key),
+            charts.draw_against_default(workload, comparisons, key=key),
+            draw_breakdown(workload, comparisons, key=key),
         )
-        over_time = charts.drift(workload, run.times, key=key)
+        over_time = charts.draw_drift(workload, run.times, key=key)
         for found, kept in ((drawn, figures), ((over_time,), rounds)):
             kept += [replace(one, title=f"{one.title}{suffix}") for one in found if one is not None]
-    figures += charts.over_batch_sizes(cases)
-    shown = [with_rates(case, manifest) for case in named(measured)]
-    results = tables.results(cases, conclusion.fastest_id)
-    answers = cards(conclusion.verdicts)
-    others = tables.tables(shown, files.traces, comparisons)
-    failed, places = tables.unmeasured(cases, files.failures), conditions.ranks(manifest)
-    late = tables.late_ranks(find_late_buckets(run, default_of(headline(cases))))
+    figures += charts.draw_over_batch_sizes(cases)
+    shown = [add_rates(case, manifest) for case in add_workload_names(measured)]
+    results = tables.tabulate_results(cases, conclusion.fastest_id)
+    answers = make_cards(conclusion.verdicts)
+    others = tables.make_tables(shown, files.traces, comparisons)
+    failed, places = tables.tabulate_unmeasured(cases, files.failures), conditions.tabulate_ranks(manifest)
+    late = tables.tabulate_late_ranks(find_late_buckets(run, find_default(select_headline(cases))))
     folds = (
         Section("more", "Rounds over time", figures=rounds),
         Section(
             "all-tables", "More tables", tables=[one for one in (*others, late, places) if one is not None]
         ),
     )
-    sections = (forms(measured), predicted(run, predictions) if predictions else None)
+    sections = (
+        make_forms_section(measured),
+        make_prediction_section(run, predictions) if predictions else None,
+    )
     return Page(
         title=title,
         heading=", ".join(
-            filter(None, (conditions.heading(cases) or title, conditions.link(manifest, cases)))
+            filter(
+                None, (conditions.write_heading(cases) or title, conditions.describe_link(manifest, cases))
+            )
         ),
-        status=conditions.status(manifest, cases, conclusion.verdicts),
-        subtitle=conditions.subtitle(run, measured, title),
-        command=again(manifest),
-        warnings=conditions.warnings(manifest, cases),
+        status=conditions.describe_status(manifest, cases, conclusion.verdicts),
+        subtitle=conditions.write_subtitle(run, measured, title),
+        command=write_repeat_command(manifest),
+        warnings=conditions.list_warnings(manifest, cases),
         cards=answers,
         following=conclusion.next_step,
         cautions=[(caution.kind, caution.sentence) for caution in conclusion.cautions],
@@ -137,20 +142,20 @@ def page(
         folds=[fold for fold in folds if fold.figures or fold.tables],
         files=files.tables,
         data=files.data,
-        conditions=conditions.conditions(manifest, cases),
+        conditions=conditions.group_conditions(manifest, cases),
         terms=TERMS,
     )
 
 
-def cards(verdicts: Iterable[Verdict]) -> list[Card]:
+def make_cards(verdicts: Iterable[Verdict]) -> list[Card]:
     """Make a card per answer."""
     return [
         Card(
             title=verdict.title,
             state=_STATES.get(verdict.answer, "open"),
             label=verdict.label,
-            sentence=visible(verdict.sentence),
-            paste=visible(verdict.paste),
+            sentence=escape_controls(verdict.sentence),
+            paste=escape_controls(verdict.paste),
         )
         for verdict in verdicts
     ]

@@ -6,13 +6,22 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..bench.common.numbers import quantity, with_interval
-from ..bench.findings.wording import case_label
-from ..bench.page.drawing import COLOURS, INK, PAPER, WIDTH_PT, legend, printable, read_across, tag
+from ..bench.common.numbers import format_interval, format_quantity
+from ..bench.findings.wording import label_case
+from ..bench.page.drawing import (
+    COLOURS,
+    INK,
+    PAPER,
+    WIDTH_PT,
+    draw_legend,
+    drop_unprintable,
+    make_tag,
+    read_across,
+)
 from ..bench.page.page import Figure
 from ..bench.results.case_result import CaseResult
-from ..bench.results.comparisons import FASTER, SLOWER, Comparison, on_own_devices
-from .cases import WorkloadCases, by_mode, headline_count
+from ..bench.results.comparisons import FASTER, SLOWER, Comparison, select_unshared
+from .cases import WorkloadCases, find_headline_count, select_mode
 
 BACKWARD, EXPOSED, MIXED = "backward", "exposed communication", "backward with communication"
 WAITING = "communication and waiting"
@@ -54,8 +63,8 @@ _LOOKS: dict[str, tuple[str, str]] = {
 """Colour and hatch of each part of a step, so that neither has to be told alone; in the legend's order."""
 
 _TERMS = {EXPOSED: "Exposed", REST: "Only device 0 works"}
-_MOST_BARS = 10
-_LEAST_VISIBLE = 0.004
+_MAX_BARS = 10
+_MIN_VISIBLE = 0.004
 """Least share of the longest bar; a narrower part is thinner than the outline."""
 
 _BAR_PT, _BAR_ROW_PT, _CHARACTER_PT = 17, 42, 5.7
@@ -72,30 +81,32 @@ class Bar(NamedTuple):
         return sum(self.parts.values())
 
 
-def breakdown(workload: WorkloadCases, comparisons: Sequence[Comparison], *, key: str) -> Figure | None:
+def draw_breakdown(workload: WorkloadCases, comparisons: Sequence[Comparison], *, key: str) -> Figure | None:
     """Draw a stacked bar per case; None without an anatomy pass.
 
     Of DDP at several settings the usual, and those whose step is known to differ from its reference's.
     """
     # A step of several micro-batches is as many times as long, and would flatten all others.
-    once = [case for case in workload.cases if (case.number("accumulate") or 1) == 1]
-    cases = on_own_devices(once or workload.cases)
+    once = [case for case in workload.cases if (case.get_number("accumulate") or 1) == 1]
+    cases = select_unshared(once or workload.cases)
     ddp = {case.case_id for case in cases if case.mode == "ddp"}
-    shown = {case.case_id for case in by_mode(cases, "ddp")}
+    shown = {case.case_id for case in select_mode(cases, "ddp")}
     shown |= {
         one.case_id for one in comparisons if one.reference_id in ddp and one.answer in (FASTER, SLOWER)
     }
-    every = [Bar(case, parts) for case in cases if (parts := step_parts(case))]
-    bars = [bar for bar in every if bar.case.mode != "ddp" or bar.case.case_id in shown][:_MOST_BARS]
+    every = [Bar(case, parts) for case in cases if (parts := get_step_parts(case))]
+    bars = [bar for bar in every if bar.case.mode != "ddp" or bar.case.case_id in shown][:_MAX_BARS]
     if not bars:
         return None
     longest = max(bar.total_ms for bar in bars)
-    seen = {name for bar in bars for name, ms in bar.parts.items() if ms >= _LEAST_VISIBLE * longest}
+    seen = {name for bar in bars for name, ms in bar.parts.items() if ms >= _MIN_VISIBLE * longest}
     labels = [label for label in _LOOKS if label in seen]
 
     def draw(canvas: Any) -> None:
-        wholes = [with_interval(bar.case.step_ms, "ms") or quantity(bar.total_ms, "ms", 2) for bar in bars]
-        names = [case_label(bar.case) for bar in bars]
+        wholes = [
+            format_interval(bar.case.step_ms, "ms") or format_quantity(bar.total_ms, "ms", 2) for bar in bars
+        ]
+        names = [label_case(bar.case) for bar in bars]
         draw_bars(canvas, list(zip(names, wholes, [bar.parts for bar in bars], strict=True)), labels)
 
     notes = [
@@ -107,26 +118,26 @@ def breakdown(workload: WorkloadCases, comparisons: Sequence[Comparison], *, key
     return Figure(
         key=f"{key}-anatomy",
         title="Where a step goes",
-        caption=_caption(bars, workload),
+        caption=_write_caption(bars, workload),
         note=" ".join(filter(None, notes)),
         terms=tuple(term for part, term in _TERMS.items() if part in seen),
-        height_pt=height_of_bars(len(bars), len(labels)),
+        height_pt=compute_bar_height(len(bars), len(labels)),
         draw=draw,
     )
 
 
-def step_parts(case: CaseResult) -> dict[str, float]:
+def get_step_parts(case: CaseResult) -> dict[str, float]:
     """Return a step's parts in ms; none where the anatomy pass did not measure the case.
 
     They are as long as the timed step: other steps, fewer of them, tell the shares of what is not exposed.
     """
-    stages = {name: case.number(column) for name, column in _DP_STAGES.items()}
-    phases = {name: case.number(column) for name, column in _PHASES.items()}
+    stages = {name: case.get_number(column) for name, column in _DP_STAGES.items()}
+    phases = {name: case.get_number(column) for name, column in _PHASES.items()}
     whole_backward, step = phases[BACKWARD], case.step_ms
     exposed = max(case.exposed_comm_ms.estimate, 0.0) if case.exposed_comm_ms else 0.0
     if any(ms is not None for ms in stages.values()):
         known = [ms for ms in phases.values() if ms is not None]
-        whole = sum(known) if len(known) == len(phases) else case.number("step_ms")
+        whole = sum(known) if len(known) == len(phases) else case.get_number("step_ms")
         measured = sum(ms for ms in stages.values() if ms is not None)
         parts, exposed = stages | {REST: None if whole is None else whole - measured}, 0.0
     elif phases["forward"] is None or whole_backward is None:
@@ -148,7 +159,7 @@ def step_parts(case: CaseResult) -> dict[str, float]:
     return {name: ms if name == EXPOSED else ms * factor for name, ms in found.items()}
 
 
-def height_of_bars(num_bars: int, num_labels: int) -> int:
+def compute_bar_height(num_bars: int, num_labels: int) -> int:
     """Return the height, in points, of a figure that `draw_bars` draws."""
     return 60 + 15 * -(-num_labels // 2) + _BAR_ROW_PT * num_bars
 
@@ -163,14 +174,14 @@ def draw_bars(
     axes = canvas.subplots()
     for place, (name, whole, parts) in enumerate(bars):
         above: dict[str, Any] = {"xytext": (0, 5), "textcoords": "offset points", "va": "bottom"}
-        above |= {"gid": tag(name), "annotation_clip": False}
-        axes.annotate(printable(f"{name}: {whole}"), (0, place - _BAR_PT / _BAR_ROW_PT / 2), **above)
+        above |= {"gid": make_tag(name), "annotation_clip": False}
+        axes.annotate(drop_unprintable(f"{name}: {whole}"), (0, place - _BAR_PT / _BAR_ROW_PT / 2), **above)
         _draw_bar(axes, name, parts, place, labels, per_pt=longest / (0.9 * WIDTH_PT))
     axes.set_xlim(0, longest)
     axes.set_ylim(len(bars) - 0.3, -0.65)
     axes.set_yticks([])
     read_across(axes, "time per step (ms)")
-    legend(canvas, [Patch(label=label, **_fill(label)) for label in labels], handlelength=1.6)
+    draw_legend(canvas, [Patch(label=label, **_fill(label)) for label in labels], handlelength=1.6)
 
 
 def _draw_bar(
@@ -180,8 +191,8 @@ def _draw_bar(
     for name, ms in parts.items():
         if name not in labels:
             continue
-        written = quantity(ms, "ms", 2)
-        named = {"gid": tag(f"{of} · {name} {written}", name)}
+        written = format_quantity(ms, "ms", 2)
+        named = {"gid": make_tag(f"{of} · {name} {written}", name)}
         where = {"y": place, "width": ms, "left": left, "height": _BAR_PT / _BAR_ROW_PT, **named}
         axes.barh(**where, **_fill(name))
         axes.barh(**where, color="none", edgecolor=INK, linewidth=0.7)
@@ -198,21 +209,21 @@ def _fill(label: str) -> dict[str, Any]:
     return {"facecolor": COLOURS[colour], "hatch": hatch, "edgecolor": PAPER, "linewidth": 0}
 
 
-def _caption(bars: Sequence[Bar], workload: WorkloadCases) -> str:
+def _write_caption(bars: Sequence[Bar], workload: WorkloadCases) -> str:
     """Describe the first DDP case at the most devices, without DDP the last bar; and what its ms are."""
-    at = headline_count([case for case in workload.cases if case.mode == "ddp"])
+    at = find_headline_count([case for case in workload.cases if case.mode == "ddp"])
     bar = next((b for b in bars if b.case.mode == "ddp" and b.case.num_devices == at), bars[-1])
-    exposed, alone = bar.case.exposed_comm_ms, with_interval(bar.case.interval("dp_device0_pct"), "%")
+    exposed, alone = bar.case.exposed_comm_ms, format_interval(bar.case.get_interval("dp_device0_pct"), "%")
     largest = max(bar.parts, key=lambda name: bar.parts[name])
     name, ms = (largest, bar.parts[largest]) if exposed is None else (EXPOSED, exposed.estimate)
     below = exposed is not None and not exposed.low > 0
-    share = "below the noise" if below else f"{quantity(100 * ms / bar.total_ms, '%', 2)} of the step"
+    share = "below the noise" if below else f"{format_quantity(100 * ms / bar.total_ms, '%', 2)} of the step"
     if exposed is not None and math.isnan(exposed.low):
         share = "too few rounds to tell"
     only = f"; only device 0 works during {alone} of it" if alone else ""
-    written = with_interval(exposed, "ms") or quantity(ms, "ms", 2)
+    written = format_interval(exposed, "ms") or format_quantity(ms, "ms", 2)
     which = "All other parts" if name == EXPOSED else "Parts"
     return (
-        f"{case_label(bar.case)}: {name} {written}, {share}{only}. "
+        f"{label_case(bar.case)}: {name} {written}, {share}{only}. "
         f"{which} are of a pass of its own (anatomy), scaled to the timed step."
     )

@@ -6,19 +6,19 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from ..bench.common.numbers import count, number, with_interval
+from ..bench.common.numbers import format_integer, format_interval, format_number
 from ..bench.findings.wording import (
     DEFAULT_CAP,
-    case_label,
-    hidden_percent,
-    hidden_share,
-    settings_label,
-    short_mode,
-    unit_of_cases,
+    format_hidden,
+    get_hidden_share,
+    get_unit,
+    label_case,
+    label_settings,
+    name_mode_short,
 )
 from ..bench.page.page import Cell, Heading, Table
 from ..bench.plan.settings import IMAGES
-from ..bench.results.case_columns import CASES, unit_in
+from ..bench.results.case_columns import CASES, name_unit
 from ..bench.results.case_result import CaseResult
 from ..bench.results.columns import Column as Entry
 from ..bench.results.columns import Metric
@@ -90,15 +90,15 @@ _NAMED = (*RESULTS, *" ".join(names for _, names in TABLES.values()).split())
 _OTHERS = [entry.name for entry in CASES if entry.repeated and entry.name not in _NAMED]
 
 
-class Column(NamedTuple):
+class CaseColumn(NamedTuple):
     """A column of a table of cases, and what stands in it of a case."""
 
     heading: Heading
     cell: Callable[[CaseResult], Cell]
 
 
-def table(
-    title: str, note: str, cases: Iterable[CaseResult], columns: Sequence[Column], *, best: str = ""
+def make_table(
+    title: str, note: str, cases: Iterable[CaseResult], columns: Sequence[CaseColumn], *, best: str = ""
 ) -> Table | None:
     """Make a table without rows and columns that are blank but for names; None when nothing is left.
 
@@ -115,98 +115,100 @@ def table(
         note,
         tuple(columns[i].heading for i in kept),
         tuple(tuple(row[i] for i in kept) for _, row in found),
-        names=tuple(case_label(case) for case, _ in found),
+        names=tuple(label_case(case) for case, _ in found),
         best=next((i for i, (case, _) in enumerate(found) if case.case_id == best), None),
     )
 
 
-def words(name: str, cell: Callable[[CaseResult], str], kind: str = "") -> Column:
+def make_text_column(name: str, cell: Callable[[CaseResult], str], kind: str = "") -> CaseColumn:
     """Make a column of text."""
-    return Column(Heading(name, kind), cell)
+    return CaseColumn(Heading(name, kind), cell)
 
 
 def tabulate(
     title: str,
     cases: Sequence[CaseResult],
     *,
-    before: Sequence[Column] | None = None,
-    after: Sequence[Column] = (),
+    before: Sequence[CaseColumn] | None = None,
+    after: Sequence[CaseColumn] = (),
 ) -> Table | None:
     """Make the table of that title in `TABLES`, with columns before and after its own; first the names."""
     note, names = TABLES[title]
-    own = columns_of(names.split() + (_OTHERS if title == "Every column" else []), cases)
-    return table(title, note, cases, (*(NAME if before is None else before), *own, *after))
+    own = make_columns(names.split() + (_OTHERS if title == "Every column" else []), cases)
+    return make_table(title, note, cases, (*(NAME if before is None else before), *own, *after))
 
 
-def columns_of(names: Iterable[str], cases: Sequence[CaseResult]) -> list[Column]:
+def make_columns(names: Iterable[str], cases: Sequence[CaseResult]) -> list[CaseColumn]:
     """Make columns by their names, for cases of one workload."""
-    return [column(name, unit_of_cases(cases)) for name in names]
+    return [make_column(name, get_unit(cases)) for name in names]
 
 
-def column(name: str, unit: str = IMAGES) -> Column:
+def make_column(name: str, unit: str = IMAGES) -> CaseColumn:
     """Make a column of what `ENTRIES` names, with its unit in the heading; rates count `unit`."""
     entry = ENTRIES[name]
-    unit = unit_in(entry, unit) if entry.kind == "float" and " (" not in entry.heading else ""
+    unit = name_unit(entry, unit) if entry.kind == "float" and " (" not in entry.heading else ""
     kind = "" if entry.kind == "text" else "number"
     heading = Heading(f"{entry.heading} ({unit})" if unit else entry.heading, kind)
-    return Column(heading, _CELLS.get(name) or partial(_written, entry))
+    return CaseColumn(heading, _CELLS.get(name) or partial(_write_cell, entry))
 
 
-def _written(entry: Entry, case: CaseResult) -> str:
+def _write_cell(entry: Entry, case: CaseResult) -> str:
     """Write a cell: a number with its interval where known."""
     if entry.kind == "text":
-        return case.text(entry.name)
+        return case.get_text(entry.name)
     if entry.kind == "int":
-        return count(case.number(entry.name))
+        return format_integer(case.get_number(entry.name))
     if entry.formula and SINGLE in entry.formula.phases and not case.is_ranked:
         return ""  # it says nothing
     factor = 100.0 if isinstance(entry, Metric) and entry.written.endswith("%}") else 1.0
-    found = case.interval(entry.name)
+    found = case.get_interval(entry.name)
     if found is not None and found.low == found.high:  # as of the reference: no interval has no width
-        return number(found.estimate * factor)
-    return with_interval(found, "", factor)
+        return format_number(found.estimate * factor)
+    return format_interval(found, "", factor)
 
 
-def _cost(case: CaseResult) -> str:
+def _format_cost(case: CaseResult) -> str:
     """Write what instruments cost, which cannot be less than nothing."""
-    found = case.interval("anatomy_slowdown_pct")
+    found = case.get_interval("anatomy_slowdown_pct")
     is_noise = found is not None and min(found.estimate, found.low) <= 0
-    return "below the noise" if is_noise else with_interval(found)
+    return "below the noise" if is_noise else format_interval(found)
 
 
-def _over_default(case: CaseResult) -> str:
-    found = None if case.answers_nothing or case.is_stand_in else case.interval("vs_ddp_default")
+def _format_over_default(case: CaseResult) -> str:
+    found = None if case.answers_nothing or case.is_stand_in else case.get_interval("vs_ddp_default")
     is_reference = found is not None and found.low == found.high == 1
-    return "1, the default" if is_reference else with_interval(found)
+    return "1, the default" if is_reference else format_interval(found)
 
 
-def _power_of_ten(name: str, case: CaseResult) -> str:
+def _format_power_of_ten(name: str, case: CaseResult) -> str:
     """Write an error of the proof, of which the power of ten matters."""
-    found = case.number(name)
+    found = case.get_number(name)
     return "" if found is None else f"{found:.0e}" if found else "0"
 
 
 _CELLS: dict[str, Callable[[CaseResult], str]] = {
-    "anatomy_slowdown_pct": _cost,
+    "anatomy_slowdown_pct": _format_cost,
     "exposed_by": lambda case: case.exposed_by if case.exposed_comm_ms else "",
-    "gradient_error": partial(_power_of_ten, "gradient_error"),
-    "hidden_pct": lambda case: hidden_percent(hidden_share(case), with_interval),
-    "update_error": partial(_power_of_ten, "update_error"),
-    "vs_ddp_default": _over_default,
+    "gradient_error": partial(_format_power_of_ten, "gradient_error"),
+    "hidden_pct": lambda case: format_hidden(get_hidden_share(case), format_interval),
+    "update_error": partial(_format_power_of_ten, "update_error"),
+    "vs_ddp_default": _format_over_default,
 }
 """Cells that are not just the number or the text, by column."""
 
 
-def _mode(case: CaseResult) -> str:
-    parts = (short_mode(case), settings_label(case, with_cap=False), "shared" * case.oversubscribed)
+def _name_mode(case: CaseResult) -> str:
+    parts = (name_mode_short(case), label_settings(case, with_cap=False), "shared" * case.oversubscribed)
     return ", ".join(filter(None, parts))
 
 
-_WORKLOAD = words("Workload", lambda case: case.text("workload"))
-NAME = (words("Case", case_label), _WORKLOAD)
+_WORKLOAD = make_text_column("Workload", lambda case: case.get_text("workload"))
+NAME = (make_text_column("Case", label_case), _WORKLOAD)
 NAME_IN_PARTS = (
-    words("Case", _mode, "short"),
+    make_text_column("Case", _name_mode, "short"),
     _WORKLOAD,
-    words("Devices", lambda case: f"{case.num_devices}", "number"),
-    words("Cap (MiB)", lambda case: case.setting("bucket_cap_mb") * (case.mode == "ddp"), "number"),
+    make_text_column("Devices", lambda case: f"{case.num_devices}", "number"),
+    make_text_column(
+        "Cap (MiB)", lambda case: case.get_setting("bucket_cap_mb") * (case.mode == "ddp"), "number"
+    ),
 )

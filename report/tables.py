@@ -4,21 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..bench.common.numbers import MIB, TIMES, number, with_interval
+from ..bench.common.numbers import MIB, TIMES, format_interval, format_number
 from ..bench.findings.late_ranks import LateBucket
 from ..bench.page.page import Heading, Link, Table
 from ..bench.plan.buckets import BucketLayout
 from ..bench.results.case_result import CaseResult
-from ..bench.results.comparisons import Comparison, on_own_devices, over_eager
-from ..bench.results.run_folder import failure_file
-from .cases import named, workloads
-from .table import NAME, NAME_IN_PARTS, RESULTS, Column, column, columns_of, table, tabulate, words
+from ..bench.results.comparisons import Comparison, select_compile_comparisons, select_unshared
+from ..bench.results.run_folder import name_failure_file
+from .cases import add_workload_names, group_workloads
+from .table import (
+    NAME,
+    NAME_IN_PARTS,
+    RESULTS,
+    CaseColumn,
+    make_column,
+    make_columns,
+    make_table,
+    make_text_column,
+    tabulate,
+)
 
 _DROPPED = 4, 0, 1, 3, 2, 5, 6, 7, 8
 """Order in which a narrow terminal leaves out columns of the results, the highest first, 0 never."""
 
 
-def tables(
+def make_tables(
     ok: Sequence[CaseResult], traces: Mapping[str, tuple[Link, ...]], comparisons: Sequence[Comparison]
 ) -> list[Table | None]:
     """Make the tables of the measured cases beside their results; None for one that has nothing to show.
@@ -30,62 +40,64 @@ def tables(
     """
     ddp = [case for case in ok if case.mode == "ddp"]
     dp = [case for case in ok if case.mode == "dp"]
-    links = Column(Heading("Traces", "links"), lambda case: traces.get(case.case_id, ()))
-    last = column("num_rounds"), links, column("num_devices"), column("case_id")
+    links = CaseColumn(Heading("Traces", "links"), lambda case: traces.get(case.case_id, ()))
+    last = make_column("num_rounds"), links, make_column("num_devices"), make_column("case_id")
     return [
         tabulate("Every column", ok, after=last),
         tabulate("Where the step goes", ok),
         tabulate("Communication", [case for case in ddp if case.num_devices > 1]),
-        _compiling(ok, comparisons),
+        _tabulate_compiling(ok, comparisons),
         tabulate("GPUs under load", ok),
         tabulate("DataParallel's stages", dp),
-        layouts(ddp),
+        tabulate_layouts(ddp),
     ]
 
 
-def results(cases: Sequence[CaseResult], best: str = "") -> list[Table | None]:
+def tabulate_results(cases: Sequence[CaseResult], best: str = "") -> list[Table | None]:
     """Tabulate the measured cases that can be compared, then the others; `best` is the id of the fastest."""
-    every = named(workloads(cases))
-    own = [case for case in on_own_devices(every) if not case.is_stand_in] or every
+    every = add_workload_names(group_workloads(cases))
+    own = [case for case in select_unshared(every) if not case.is_stand_in] or every
     own_ids = {case.case_id for case in own}
     others = [case for case in every if case.case_id not in own_ids]
     step, rate, *ratios = (
         one._replace(heading=one.heading._replace(drop=order))
-        for one, order in zip(columns_of(RESULTS, every), _DROPPED, strict=True)
+        for one, order in zip(make_columns(RESULTS, every), _DROPPED, strict=True)
     )
-    step = step._replace(cell=lambda case: number(case.number("step_ms")))
-    why = words("Why", _why_not_comparable, "short")
+    step = step._replace(cell=lambda case: format_number(case.get_number("step_ms")))
+    why = make_text_column("Why", _explain_not_comparable, "short")
     return [
-        table("Results", "", own, (*NAME_IN_PARTS, step, rate, *ratios), best=best),
-        table("Also run, not comparable", "", others, (*NAME_IN_PARTS, step, rate, why)),
+        make_table("Results", "", own, (*NAME_IN_PARTS, step, rate, *ratios), best=best),
+        make_table("Also run, not comparable", "", others, (*NAME_IN_PARTS, step, rate, why)),
     ]
 
 
-def _why_not_comparable(case: CaseResult) -> str:
+def _explain_not_comparable(case: CaseResult) -> str:
     """Say why a case's speed is not held against that of others."""
     shared = "devices are shared: shows that it runs" if case.oversubscribed else ""
     return shared or "emulated: not DP's speed on GPUs"
 
 
-def _sizes(case: CaseResult) -> str:
-    layout = BucketLayout.of_cell(case.bucket_bytes)
-    return f"{' + '.join(number(size / MIB) for size in layout.num_bytes)} MiB" if layout else ""
+def _format_sizes(case: CaseResult) -> str:
+    layout = BucketLayout.from_cell(case.bucket_bytes)
+    return f"{' + '.join(format_number(size / MIB) for size in layout.num_bytes)} MiB" if layout else ""
 
 
-def layouts(ddp: Sequence[CaseResult]) -> Table | None:
+def tabulate_layouts(ddp: Sequence[CaseResult]) -> Table | None:
     """Tabulate DDP's buckets."""
-    return tabulate("Bucket layouts", ddp, after=[words("Sizes in all-reduce order", _sizes)])
+    return tabulate(
+        "Bucket layouts", ddp, after=[make_text_column("Sizes in all-reduce order", _format_sizes)]
+    )
 
 
-def late_ranks(found: Sequence[LateBucket]) -> Table | None:
+def tabulate_late_ranks(found: Sequence[LateBucket]) -> Table | None:
     """Tabulate which rank is last with each bucket, how often and by how much."""
     rows = [
         (
             f"{one.bucket}",
-            number(one.num_bytes / MIB),
+            format_number(one.num_bytes / MIB),
             f"rank {one.rank}" if one.later_ms.low > 0 else "no rank surely",
             f"{one.num_last} of {one.num_rounds}",
-            with_interval(one.later_ms),
+            format_interval(one.later_ms),
         )
         for one in found
     ]
@@ -99,36 +111,38 @@ def late_ranks(found: Sequence[LateBucket]) -> Table | None:
     return Table("Late ranks", note, columns, tuple(rows)) if rows else None
 
 
-def _compiling(ok: Sequence[CaseResult], comparisons: Sequence[Comparison]) -> Table | None:
-    compiled = [case for case in ok if case.number("num_graphs") is not None]
-    ratios = {one.case_id: one.ratio for one in over_eager(comparisons, ok)}
+def _tabulate_compiling(ok: Sequence[CaseResult], comparisons: Sequence[Comparison]) -> Table | None:
+    compiled = [case for case in ok if case.get_number("num_graphs") is not None]
+    ratios = {one.case_id: one.ratio for one in select_compile_comparisons(comparisons, ok)}
     before = (
         *(NAME if len({case.batch for case in compiled}) > 1 else NAME[:1]),
-        words("Mode", lambda case: case.compile),
-        words("DDP is optimised by", lambda case: case.text("optimize_ddp") * (case.mode == "ddp")),
+        make_text_column("Mode", lambda case: case.compile),
+        make_text_column(
+            "DDP is optimised by", lambda case: case.get_text("optimize_ddp") * (case.mode == "ddp")
+        ),
     )
-    against = words(
-        f"Against eager ({TIMES})", lambda case: with_interval(ratios.get(case.case_id)), "number"
+    against = make_text_column(
+        f"Against eager ({TIMES})", lambda case: format_interval(ratios.get(case.case_id)), "number"
     )
     return tabulate("torch.compile", compiled, before=before, after=[against])
 
 
-def unmeasured(cases: Sequence[CaseResult], failures: Mapping[str, Link]) -> Table | None:
+def tabulate_unmeasured(cases: Sequence[CaseResult], failures: Mapping[str, Link]) -> Table | None:
     """Tabulate every case that was tried and has no number; `failures` are the kept tracebacks by file."""
 
-    def kept(case: CaseResult) -> tuple[Link, ...]:
-        found = failures.get(failure_file(case.case_id))
+    def find_failure_link(case: CaseResult) -> tuple[Link, ...]:
+        found = failures.get(name_failure_file(case.case_id))
         return () if found is None else (found,)
 
-    return table(
+    return make_table(
         "Not measured",
         "Cases that were tried and have no numbers, and why.",
         [case for case in cases if case.has_failed],
         (
             NAME[0],
-            words("Status", lambda case: case.status),
-            words("Reason", lambda case: case.reason, "long"),
-            Column(Heading("Tracebacks", "links"), kept),
-            column("case_id"),
+            make_text_column("Status", lambda case: case.status),
+            make_text_column("Reason", lambda case: case.reason, "long"),
+            CaseColumn(Heading("Tracebacks", "links"), find_failure_link),
+            make_column("case_id"),
         ),
     )

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..bench.common.cli import NextStep
-from ..bench.common.numbers import about, plural, quantity, with_interval
+from ..bench.common.numbers import format_count, format_interval, format_quantity, format_rough_duration
 from ..bench.findings.watched import conclude_watch, name_rank, write_ms
-from ..bench.findings.watched_settings import Settings
+from ..bench.findings.watched_settings import SettingsAdvice
 from ..bench.machine.manifest import Manifest, Timing
 from ..bench.machine.watched import Watched, WatchedRank
 from ..bench.page.page import Card, Figure, Heading, Page, Section, Table
 from ..bench.results.case_result import CaseResult
 from ..bench.results.store import RunData
 from . import conditions, tables
-from .cases import workloads
-from .charts import drift
-from .page import Files, cards
-from .step import BUFFERS, COLLECTIVES, WAITING, draw_bars, height_of_bars
+from .cases import group_workloads
+from .charts import draw_drift
+from .page import Files, make_cards
+from .step import BUFFERS, COLLECTIVES, WAITING, compute_bar_height, draw_bars
 from .table import TERMS, tabulate
 
 _WAITS = "what a backward takes after its last bucket is ready"
@@ -39,26 +39,28 @@ _HEADINGS = {
 """Headings of parts that are not headed by their own names."""
 
 
-def watched_page(run: RunData, files: Files) -> Page:
+def make_watched_page(run: RunData, files: Files) -> Page:
     """Make the page of a watched training; nothing on it is of the user's command or environment."""
     watched, manifest, cases = run.manifest.watched or Watched(), run.manifest, run.results
-    found, measured, shown = conclude_watch(run), workloads(cases), _parts_taken(watched.ranks)
-    over_time = [one for w in measured if (one := drift(w, run.times, key="w1", unit="step")) is not None]
+    found, measured, shown = conclude_watch(run), group_workloads(cases), _list_parts(watched.ranks)
+    over_time = [
+        one for w in measured if (one := draw_drift(w, run.times, key="w1", unit="step")) is not None
+    ]
     ddp = [case for case in cases if case.mode == "ddp"]
-    sent = (tabulate("Communication", ddp), tables.layouts(ddp))
-    more = (tabulate_times(cases[0]), *sent, conditions.ranks(manifest))
+    sent = (tabulate("Communication", ddp), tables.tabulate_layouts(ddp))
+    more = (tabulate_times(cases[0]), *sent, conditions.tabulate_ranks(manifest))
     late = [Card("Straggler", "found", "one rank is late", found.straggler)] if found.straggler else []
-    answers = [*cards(found.run.verdicts), *late]
+    answers = [*make_cards(found.run.verdicts), *late]
     folds = (
         Section("more", "Steps over time", figures=over_time),
         Section("all-tables", "More tables", tables=[one for one in more if one is not None]),
     )
-    told = conditions.conditions(manifest, cases)
+    told = conditions.group_conditions(manifest, cases)
     return Page(
         title=manifest.name or run.path.name,
-        heading=conditions.heading(cases),
-        status=_count_steps(watched, manifest.timing),
-        subtitle=conditions.subtitle(run, measured, "run"),
+        heading=conditions.write_heading(cases),
+        status=_describe_steps(watched, manifest.timing),
+        subtitle=conditions.write_subtitle(run, measured, "run"),
         cards=answers,
         trust=found.trust,
         following=NextStep(found.advice, "") if found.advice else None,
@@ -77,12 +79,12 @@ def watched_page(run: RunData, files: Files) -> Page:
     )
 
 
-def _count_steps(watched: Watched, timing: Timing) -> str:
+def _describe_steps(watched: Watched, timing: Timing) -> str:
     """Say in one line how many steps the answers are of, and how the training ended."""
     parts = (
-        f"{watched.num_compared:,d} of {plural(watched.num_steps, 'optimizer step')} compared",
+        f"{watched.num_compared:,d} of {format_count(watched.num_steps, 'optimizer step')} compared",
         f"{watched.num_probes:,d} of them probes" if watched.num_probes else "",
-        f"{about(timing.measuring_s)} of training" if timing.measuring_s else "",
+        f"{format_rough_duration(timing.measuring_s)} of training" if timing.measuring_s else "",
         f"ended: {timing.stopped_because}" if timing.stopped_because else "",
     )
     return " · ".join(filter(None, parts))
@@ -92,25 +94,25 @@ def tabulate_times(case: CaseResult) -> Table:
     """Tabulate the step times by what each is of."""
     times = {
         "Step of the slowest rank, typical": case.step_ms,
-        "Step of any rank, median": case.interval("step_ms_p50"),
-        "Step of any rank, 95th percentile": case.interval("step_ms_p95"),
-        "Step of the slowest rank without communication, from probes": case.interval("no_sync_step_ms"),
+        "Step of any rank, median": case.get_interval("step_ms_p50"),
+        "Step of any rank, 95th percentile": case.get_interval("step_ms_p95"),
+        "Step of the slowest rank without communication, from probes": case.get_interval("no_sync_step_ms"),
     }
-    rows = tuple((name, with_interval(ms)) for name, ms in times.items() if ms)
+    rows = tuple((name, format_interval(ms)) for name, ms in times.items() if ms)
     note = "Of compared steps that hold nothing back; where there are probes, of those beside them."
     return Table("Step times", note, (Heading("Time"), Heading("ms", "number")), rows)
 
 
-def _parts_taken(ranks: Sequence[WatchedRank]) -> list[str]:
+def _list_parts(ranks: Sequence[WatchedRank]) -> list[str]:
     """Return the parts that take time on any rank, in the order of the step."""
     known = [part for part in ranks[0].parts if all(part in one.parts for one in ranks)] if ranks else []
     return [part for part in known if any(one.parts[part].estimate > 0 for one in ranks)]
 
 
-def tabulate_settings(found: Settings) -> list[Table]:
+def tabulate_settings(found: SettingsAdvice) -> list[Table]:
     """Tabulate what changes of settings would save, and apart from that those whose cost nobody knows."""
     columns = Heading("Cost of each step"), Heading("Where it goes", "long"), Heading("Try", "long")
-    savings = [(with_interval(one.ms, "ms"), one.what, f"try {one.remedy}") for one in found.savings]
+    savings = [(format_interval(one.ms, "ms"), one.what, f"try {one.remedy}") for one in found.savings]
     others = [("not measured", what, f"try {remedy}") for what, remedy in found.unmeasured]
     named = {"What would save time": savings, "Set badly, at a cost that was not measured": others}
     return [Table(title, "", columns, tuple(rows)) for title, rows in named.items() if rows]
@@ -138,14 +140,16 @@ def draw_ranks(manifest: Manifest, ranks: Sequence[WatchedRank], shown: Sequence
     bars = []
     for one in ranks:
         parts = {name: one.parts[part].estimate for part, name in names.items()}
-        bars.append((f"rank {name_rank(manifest, one.rank)}", quantity(sum(parts.values()), "ms"), parts))
+        bars.append(
+            (f"rank {name_rank(manifest, one.rank)}", format_quantity(sum(parts.values()), "ms"), parts)
+        )
     rank, _, parts = bars[0]
     largest = max(parts, key=lambda name: parts[name])
     return Figure(
         key="w1-ranks",
         title="Where a step goes, by rank",
-        caption=f"The largest part of {rank}'s step is {largest}: {quantity(parts[largest], 'ms')}.",
+        caption=f"The largest part of {rank}'s step is {largest}: {format_quantity(parts[largest], 'ms')}.",
         note=f"A bar's length is the sum of its parts' medians. “{WAITING}”: {_WAITS}.",
-        height_pt=height_of_bars(len(bars), len(names)),
+        height_pt=compute_bar_height(len(bars), len(names)),
         draw=lambda canvas: draw_bars(canvas, bars, [*names.values()]),
     )

@@ -15,14 +15,14 @@ from statistics import median
 
 from commands import ROOT
 
-from ddp_bench.bench.plan.buckets import bucket_caps
+from ddp_bench.bench.plan.buckets import parse_bucket_caps
 from ddp_bench.bench.predict.calibration import VERSION, Calibration, load_calibration
-from ddp_bench.bench.predict.networks import network
-from ddp_bench.bench.predict.prediction import Scenario, as_calibrated, cost_band, estimate
-from ddp_bench.bench.predict.runs import held_out
-from ddp_bench.bench.results.aggregate import estimates_of_cases, images_per_s_by_round
+from ddp_bench.bench.predict.networks import find_network
+from ddp_bench.bench.predict.prediction import Scenario, compute_cost_band, fill_scenario, simulate_scenario
+from ddp_bench.bench.predict.runs import predict_held_out
+from ddp_bench.bench.results.aggregate import compute_images_per_s, estimate_cases
 from ddp_bench.bench.results.store import load_run
-from ddp_bench.bench.stats.interval import Interval, median_interval
+from ddp_bench.bench.stats.interval import Interval, compute_median_interval
 
 TABLES = ROOT / "results" / "samples" / "accuracy"
 FIGURES, ROUNDS = TABLES / "figures.csv", TABLES / "rounds.csv"
@@ -50,7 +50,7 @@ def key_of(row):
 def rounds_of(name, run):
     """A row for each round: ms per step of the longest rank, by case."""
     keys = {str(row["case_id"]): key_of(row) for row in run.cases.to_dict("records")}
-    steps = {keys[case_id]: by_round for case_id, by_round in run.times.step_ms("timed").items()}
+    steps = {keys[case_id]: by_round for case_id, by_round in run.times.collect_step_ms("timed").items()}
     return [
         {"run": name, "round": r} | {key: f"{ms[r]:.7g}" for key, ms in steps.items() if r in ms}
         for r in sorted({r for by_round in steps.values() for r in by_round})
@@ -67,8 +67,8 @@ def figures_of(name, run, source):
     """A row for each case; where `source` is a calibration that was not fitted to it, with its prediction."""
     environment = run.manifest.environment
     held = {case.case_id: case for case in predicted(run, source)} if source else {}
-    fitted = estimates_of_cases(run.results, run.times.fitted())
-    rates = images_per_s_by_round(run.times, run.results)
+    fitted = estimate_cases(run.results, run.times.fit_steps())
+    rates = compute_images_per_s(run.times, run.results)
     for row in run.cases.to_dict("records"):
         case_id = str(row["case_id"])
         found = {
@@ -78,8 +78,8 @@ def figures_of(name, run, source):
             "case": key_of(row),
             **{column: row[column] for column in ("arch", "link", "num_devices", "global_batch")},
         }
-        formed = median_interval([*rates[case_id].values()]).columns("images_per_s")
-        formed |= fitted[case_id]["images_per_s"].interval().exp().columns(FITTED)
+        formed = compute_median_interval([*rates[case_id].values()]).to_columns("images_per_s")
+        formed |= fitted[case_id]["images_per_s"].compute_interval().exponentiate().to_columns(FITTED)
         formed["measured_ms"] = 1000 * float(row["global_batch"]) / formed["images_per_s"]
         if (case := held.get(case_id)) is not None:
             formed |= case.predicted_ms.columns("predicted_ms")
@@ -93,11 +93,11 @@ def interval_of(row, name):
 
 def predicted(run, source):
     same = run.manifest.link == CALIBRATED
-    return held_out(
+    return predict_held_out(
         source,
         run,
         fitted=source.fitted if same else "",
-        network=None if same else network(f"link:{run.manifest.link}"),
+        network=None if same else find_network(f"link:{run.manifest.link}"),
     )
 
 
@@ -106,8 +106,8 @@ def scenario_of(row):
     num_devices = int(row["num_devices"])
     return Scenario(
         num_devices=num_devices,
-        network=None if row["link"] == CALIBRATED else network(f"link:{row['link']}"),
-        bucket_cap_mb=bucket_caps(str(row["case"])),
+        network=None if row["link"] == CALIBRATED else find_network(f"link:{row['link']}"),
+        bucket_cap_mb=parse_bucket_caps(str(row["case"])),
         batch_size=int(row["global_batch"]) // num_devices,
     )
 
@@ -117,8 +117,8 @@ def by_rules(calibration, scenario):
     compute_ms = sum(
         median(part) for part in (calibration.forward_ms, calibration.backward_ms, calibration.optimizer_ms)
     )
-    calibrated = estimate(calibration, Scenario(num_devices=calibration.num_ranks))
-    cost = cost_band(as_calibrated(calibration, scenario)).estimate
+    calibrated = simulate_scenario(calibration, Scenario(num_devices=calibration.num_ranks))
+    cost = compute_cost_band(fill_scenario(calibration, scenario)).estimate
     return {
         PERFECT: median(calibration.single_step_ms),
         CONSTANT: calibrated.step_ms,

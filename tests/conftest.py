@@ -15,7 +15,7 @@ from made_project import project_in
 from rank_pool import Ranks
 from stand_ins import Patch
 
-from ddp_bench.bench.common.process import own_command
+from ddp_bench.bench.common.process import make_package_command
 from ddp_bench.bench.results.store import load_run
 
 pytest_plugins = ["selection", "fuzzing"]
@@ -42,7 +42,7 @@ def monkeypatch() -> Iterator[Patch]:
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands resolve and plan in this process, as their first worker would; workers raise `Reached`."""
-    monkeypatch.setattr("ddp_bench.bench.run.main.running_workers", first_worker)
+    monkeypatch.setattr("ddp_bench.bench.run.main.hold_workers", first_worker)
 
 
 @pytest.fixture(scope="session")
@@ -70,7 +70,7 @@ def real_run(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     for name in ("ddp-bench-main", ".ddp-bench-notes"):
         (folder / "tmp" / name).mkdir(parents=True)
         (folder / "tmp" / name / "thesis.txt").write_text("mine")
-    command = own_command(
+    command = make_package_command(
         *("run", "--workload", "tokens:transformer", "--device", "cpu", "--gpus", "1,2", "--batch-size", "4"),
         *("--modes", "dp,ddp,fsdp,pipeline", "--data", "host", "--accumulate", "2", "--rounds", "3"),
         *("--steps", "2", "--bucket-cap-mb", "default,0.01,100", "--out", str(run)),

@@ -6,7 +6,7 @@ import deeds
 import torch
 from deeds import strike
 
-from ddp_bench.bench.proof.inputs import LEAST_ROWS
+from ddp_bench.bench.proof.inputs import MIN_ROWS
 
 deeds.born_s = time.time()
 
@@ -15,7 +15,7 @@ class Model(torch.nn.Linear):
     def forward(self, x):
         factor = 1.0
         # Of fewer rows is the batch on which the proof has a model settle: what it raises there is no fault.
-        if torch.is_grad_enabled() and x.dtype == torch.float32 and len(x) > LEAST_ROWS:
+        if torch.is_grad_enabled() and x.dtype == torch.float32 and len(x) > MIN_ROWS:
             factor = strike("forward") or 1.0
         return super().forward(x.flatten(1)) * factor
 

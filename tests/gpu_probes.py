@@ -23,13 +23,13 @@ from ddp_bench.bench.measure.clock import make_clock
 from ddp_bench.bench.measure.timed import Trainer, run_block
 from ddp_bench.bench.modes.base import SingleMode
 from ddp_bench.bench.plan.settings import Settings
-from ddp_bench.bench.run.begin import job_of
-from ddp_bench.bench.stats.interval import median_of_ratios
+from ddp_bench.bench.run.begin import make_job
+from ddp_bench.bench.stats.interval import compute_median_ratio
 from ddp_bench.bench.worker.messages import Inspect, Look
 from ddp_bench.bench.worker.rank import Rank
 from ddp_bench.models.data import open_source
-from ddp_bench.models.registry import workload_of
-from ddp_bench.models.step import float32_precision, placed
+from ddp_bench.models.registry import make_workload
+from ddp_bench.models.step import move_and_compile, set_float32_precision
 from ddp_bench.models.workload import make_module
 
 HAS_GPU = torch.cuda.is_available()
@@ -48,13 +48,13 @@ def say(name, **figures):
 
 def trainer_of():
     """The suite's step of `single`, with its defaults for this device; the trainer and its precision."""
-    asked = Settings.of_stored({"modes": ["single"]} | ({} if HAS_GPU else SMALL))
+    asked = Settings.from_stored({"modes": ["single"]} | ({} if HAS_GPU else SMALL))
     rank = Rank(0, 0)
-    devices = rank.result(Look(device=asked.device))
-    job = job_of(asked, [devices], lambda settings: rank.result(Inspect(settings=settings)))
-    case, workload = job.plan[0].case, workload_of(job.settings)
+    devices = rank.compute_reply(Look(device=asked.device))
+    job = make_job(asked, [devices], lambda settings: rank.compute_reply(Inspect(settings=settings)))
+    case, workload = job.plan[0].case, make_workload(job.settings)
     workload = replace(workload, channels_last=case.channels_last)
-    module, batch = placed(make_module(workload), case, DEVICE), {"batch_size": case.global_batch}
+    module, batch = move_and_compile(make_module(workload), case, DEVICE), {"batch_size": case.global_batch}
     source = open_source(workload, data="device", rank=0, world_size=1, device=DEVICE, seed=0, **batch)
     return Trainer(case, SingleMode(module), workload, source), case.precision
 
@@ -91,10 +91,10 @@ def bare():
         loss.backward()
         optimizer.step()
 
-    with float32_precision(precision, DEVICE):
+    with set_float32_precision(precision, DEVICE):
         pairs = [(step_ms(loop), step_ms(trainer.step)) for _ in range(TURNS)]
     loop_ms, suite_ms = (dict(enumerate(times)) for times in zip(*pairs, strict=True))
-    found = median_of_ratios(loop_ms, suite_ms)
+    found = compute_median_ratio(loop_ms, suite_ms)
     say(
         "bare loop",
         suite_rate_over_loop=[found.low, found.estimate, found.high],

@@ -28,18 +28,18 @@ class FirstWorker:
 
     def open(self): ...
 
-    def suit(self, _device_type):
+    def restart_for_device(self, _device_type):
         return True
 
-    def value(self, _rank, command, *_):
+    def ask_worker(self, _rank, command, *_):
         if type(command).__name__ == "Warm":  # a dry run's
             return SimpleNamespace(times=SimpleNamespace(steps_ms=(9.0, 5.0, 4.0, 4.0)))
-        return self._rank.result(command)
+        return self._rank.compute_reply(command)
 
-    def values(self, commands, *_):
+    def ask_workers(self, commands, *_):
         """Answer all, but begin nothing: this process stays in no group and on all of its cores."""
         asked = {rank: one for rank, one in commands.items() if type(one).__name__ != "Begin"}
-        return {rank: self._rank.result(one) for rank, one in asked.items()}
+        return {rank: self._rank.compute_reply(one) for rank, one in asked.items()}
 
     def grow(self, _num_ranks):
         reached()

@@ -10,20 +10,20 @@ from typing import Any
 import pandas as pd
 
 from ddp_bench.bench.machine.launch import Launch
-from ddp_bench.bench.machine.manifest import SCHEMA_VERSION, Manifest, manifest_of
+from ddp_bench.bench.machine.manifest import SCHEMA_VERSION, Manifest, parse_manifest
 from ddp_bench.bench.plan.case import Case
-from ddp_bench.bench.plan.resolve import with_device_defaults
+from ddp_bench.bench.plan.resolve import fill_device_defaults
 from ddp_bench.bench.plan.settings import Settings
-from ddp_bench.bench.plan.sweep import Machine, expand
-from ddp_bench.bench.results.aggregate import Outcome, case_rows
-from ddp_bench.bench.results.blocks import Block, blocks_of
-from ddp_bench.bench.results.case_result import case_results
-from ddp_bench.bench.results.columns import BLOCKS, COMPARISONS, typed_frame
-from ddp_bench.bench.results.comparisons import Comparison, pairs_of
-from ddp_bench.bench.results.comparisons import compared as compared_pairs
+from ddp_bench.bench.plan.sweep import Machine, expand_cases
+from ddp_bench.bench.results.aggregate import CaseOutcome, make_case_rows
+from ddp_bench.bench.results.blocks import Block, group_blocks
+from ddp_bench.bench.results.case_result import read_case_results
+from ddp_bench.bench.results.columns import BLOCKS, COMPARISONS, make_frame
+from ddp_bench.bench.results.comparisons import Comparison, list_pairs
+from ddp_bench.bench.results.comparisons import compare_pairs as compared_pairs
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.run_folder import RunWriter
-from ddp_bench.bench.results.tables import csv_bytes, csv_value
+from ddp_bench.bench.results.tables import encode_csv, format_csv_value
 
 
 def case_of(**settings: Any) -> Case:
@@ -40,19 +40,19 @@ def torchrun(num_ranks: int) -> Launch:
 
 def made_manifest(**fields: Any) -> Manifest:
     """A manifest of these fields, as JSON holds them."""
-    return manifest_of({"schema_version": SCHEMA_VERSION, **fields}, "made")
+    return parse_manifest({"schema_version": SCHEMA_VERSION, **fields}, "made")
 
 
 def resolved(*, device="cpu", devices=2, **stored):
     """Settings as they are stored, with the defaults of a machine of so many devices."""
-    asked = Settings.of_stored(stored)
-    return with_device_defaults(asked, device_type=device, num_local_devices=devices)
+    asked = Settings.from_stored(stored)
+    return fill_device_defaults(asked, device_type=device, num_local_devices=devices)
 
 
 def planned(settings, *, device="cpu", devices=2, arch="resnet18", image_size=64, **more):
     """The plan of these settings on that machine."""
     machine = Machine(device_type=device, devices_per_node=devices)
-    return expand(settings, machine, arch=arch, image_size=image_size, **more)
+    return expand_cases(settings, machine, arch=arch, image_size=image_size, **more)
 
 
 def block(case_id, round_index, step_ms, *, phase="timed", rank=0, steps=1, **more):
@@ -69,9 +69,9 @@ def cap_of(case: Case) -> str:
 
 def compared(cases: pd.DataFrame, times: RoundTimes, margin: float = 0.05) -> list[Comparison]:
     """The comparisons of these cases by these blocks."""
-    ok = [case for case in case_results(cases) if case.is_ok]
+    ok = [case for case in read_case_results(cases) if case.is_ok]
     units = {case.case_id: case.units_per_step for case in ok}
-    return compared_pairs(pairs_of(ok), times.fitted(), units=units, margin=margin)
+    return compared_pairs(list_pairs(ok), times.fit_steps(), units=units, margin=margin)
 
 
 def new_run(folder: Path) -> RunWriter:
@@ -82,26 +82,28 @@ def new_run(folder: Path) -> RunWriter:
 
 def write_blocks(folder: Path, rows: Iterable[dict[str, Any]]) -> None:
     """Write a blocks.csv row by row."""
-    lines = ([csv_value(row.get(column.name)) for column in BLOCKS] for row in rows)
-    (folder / "blocks.csv").write_bytes(csv_bytes([[column.name for column in BLOCKS], *lines]))
+    lines = ([format_csv_value(row.get(column.name)) for column in BLOCKS] for row in rows)
+    (folder / "blocks.csv").write_bytes(encode_csv([[column.name for column in BLOCKS], *lines]))
 
 
 def block_of_rows(rows: Sequence[dict[str, Any]]) -> Block:
     """The block that these rows are."""
-    (block,) = blocks_of(typed_frame(rows, BLOCKS))
+    (block,) = group_blocks(make_frame(rows, BLOCKS))
     return block
 
 
-def write_tables(writer: RunWriter, outcomes: Sequence[Outcome], blocks: Sequence[dict[str, Any]]) -> None:
+def write_tables(
+    writer: RunWriter, outcomes: Sequence[CaseOutcome], blocks: Sequence[dict[str, Any]]
+) -> None:
     """The tables of a run that has ended so."""
-    times = RoundTimes.of(typed_frame(blocks, BLOCKS))
-    comparisons = compared(case_rows(outcomes, times), times)
+    times = RoundTimes.from_frame(make_frame(blocks, BLOCKS))
+    comparisons = compared(make_case_rows(outcomes, times), times)
     write_blocks(writer.folder, blocks)
-    writer.replace("cases.csv", case_rows(outcomes, times, comparisons))
-    writer.replace("comparisons.csv", typed_frame([one.row() for one in comparisons], COMPARISONS))
+    writer.replace("cases.csv", make_case_rows(outcomes, times, comparisons))
+    writer.replace("comparisons.csv", make_frame([one.to_row() for one in comparisons], COMPARISONS))
 
 
 def recorded(blocks: Iterable[tuple[str, str, int]]) -> Any:
     """The record of a run in which nothing failed, of these blocks."""
     state = SimpleNamespace(settled={})
-    return SimpleNamespace(measured=lambda: set(blocks), journal=SimpleNamespace(state=state))
+    return SimpleNamespace(list_measured=lambda: set(blocks), journal=SimpleNamespace(state=state))

@@ -24,24 +24,24 @@ RUN = (
 )
 WAYS = {
     "bucket_cap_mb from argv to DDP": {
-        "parsed": r"bucket_caps|BucketCaps\.parse",
+        "parsed": r"parse_bucket_caps|BucketCaps\.parse",
         "planned": r"_placed",
         "sent": r"encode Warm",
         "built": r"DistributedDataParallel\.__init__",
     },
     "from DDP to the page": {
-        "read": r"DistributedMode\.bucket_layout",
+        "read": r"DistributedMode\.read_bucket_layout",
         "answered": r"encode Report Warmed",
         "noted": r"Recorder\.set_(outcome|layout)",
-        "a row": r"case_rows",
+        "a row": r"make_case_rows",
         "shown": r"html",
     },
     "a timed block to images/s": {
         "timed": r"run_block",
         "answered": r"encode Report BlockTimes",
         "noted": r"Recorder\.add_block",
-        "by round": r"RoundTimes\.of|metrics_by_round",
-        "a row": r"case_rows",
+        "by round": r"RoundTimes\.from_frame|compute_metrics_by_round",
+        "a row": r"make_case_rows",
     },
 }
 """Stations by name: patterns of what `station_of` tells of a call."""

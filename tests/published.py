@@ -13,12 +13,12 @@ import numpy as np
 
 from ddp_bench.bench.plan.buckets import PYTORCH_CAPS
 from ddp_bench.bench.predict.calibration import Identity
-from ddp_bench.bench.predict.from_rate import BESIDE, from_rate
-from ddp_bench.bench.predict.networks import network
-from ddp_bench.bench.predict.prediction import Scenario, estimate, predict
+from ddp_bench.bench.predict.from_rate import OVERLAP_SLOWDOWN, calibrate_from_rate
+from ddp_bench.bench.predict.networks import find_network
+from ddp_bench.bench.predict.prediction import Scenario, predict, simulate_scenario
 from ddp_bench.bench.results.published import ROWS
-from ddp_bench.models.profile import Gradient, gradients_backwards
-from ddp_bench.models.registry import resnet_workload
+from ddp_bench.models.profile import Gradient, list_gradients
+from ddp_bench.models.registry import make_resnet_workload
 
 SLOWDOWNS = range(1, 41)
 """Of an all-reduce beside compute, tried in a fit."""
@@ -57,20 +57,20 @@ class Row(dict):
         ddp = "" if self["ddp"] else ", from the plain model"
         return f"{self['model']}, {self['gpu']}, {self['precision']}, {self['batch']}{ddp}"
 
-    def predicted(self, comm_slowdown=BESIDE.comm, *, with_interval=False, rate="", **changes):
+    def predicted(self, comm_slowdown=OVERLAP_SLOWDOWN.comm, *, with_interval=False, rate="", **changes):
         """Images/s of the whole job; of another `rate`, or a scenario with `changes`."""
         made_of = (self["model"], self["precision"], self["batch"], not self["ddp"], rate or self.rate)
         calibration = _calibration(*made_of)
         scenario = Scenario(
             num_devices=self.num_gpus,
-            intra=network(self["intra"]),
-            network=network(self["network"]) if self["network"] else None,
+            intra=find_network(self["intra"]),
+            network=find_network(self["network"]) if self["network"] else None,
             gpus_per_node=min(self.num_gpus, int(self.get("node") or 8)),
             nics_per_node=int(self["nics"]) if self["nics"] else None,
             **{"bucket_cap_mb": self.get("cap") or PYTORCH_CAPS} | changes,
         )
         changed = replace(calibration, comm_slowdown=(float(comm_slowdown),))
-        of = predict if with_interval else estimate
+        of = predict if with_interval else simulate_scenario
         return of(changed, scenario).images_per_s
 
     @cached_property
@@ -97,12 +97,12 @@ def _calibration(model, precision, batch, without_ddp, rate):
         device_type="cuda", device_name="GPU", torch="", host="",
     )  # fmt: skip
     gradients = bert_base() if model == "bert-base" else _gradients(model)
-    return from_rate(identity, gradients, per_second=float(rate), with_ddp=not without_ddp)
+    return calibrate_from_rate(identity, gradients, per_second=float(rate), with_ddp=not without_ddp)
 
 
 @cache
 def _gradients(model):
-    return gradients_backwards(resnet_workload(model, 224))
+    return list_gradients(make_resnet_workload(model, 224))
 
 
 def bert_base(seq=128, hidden=768, inner=3072, vocabulary=30522):

@@ -16,15 +16,15 @@ from torch.nn import functional  # noqa: F401
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ddp_bench.bench.common.process import allowed_cores
+from ddp_bench.bench.common.process import get_allowed_cores
 from ddp_bench.bench.measure.timed import Trainer  # noqa: F401
 from ddp_bench.bench.modes import Place, Unsupported, build_mode  # noqa: F401
-from ddp_bench.bench.modes.base import UnusedParametersError, pin  # noqa: F401
+from ddp_bench.bench.modes.base import UnusedParametersError, pin_thread  # noqa: F401
 from ddp_bench.bench.proof.comparison import ProofError  # noqa: F401
 from ddp_bench.bench.proof.making import Maker
 from ddp_bench.bench.proof.proof import Prover
 from ddp_bench.models.data import open_source  # noqa: F401
-from ddp_bench.models.registry import resnet_workload  # noqa: F401
+from ddp_bench.models.registry import make_resnet_workload  # noqa: F401
 
 
 def make_prover(workload, place, seed=0, *, control=None, alone=None):
@@ -54,8 +54,8 @@ class Cluster:
     def __init__(self):
         self.rank, self.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         local_rank = int(os.environ["LOCAL_RANK"])
-        cores, device = allowed_cores(), torch.device("cpu")
-        pin(cores[local_rank % len(cores)])
+        cores, device = get_allowed_cores(), torch.device("cpu")
+        pin_thread(cores[local_rank % len(cores)])
         self.place = Place(rank=self.rank, device=device, cores=cores)
         dist.init_process_group("gloo", timeout=timedelta(minutes=5))
 

@@ -13,15 +13,15 @@ from made import case_of
 from ddp_bench.bench.plan.buckets import BucketLayout
 from ddp_bench.bench.plan.case import Case
 from ddp_bench.bench.plan.sweep import Planned
-from ddp_bench.bench.results.aggregate import Outcome, bucket_rows, case_rows
-from ddp_bench.bench.results.archive import is_archive, packed, public_members, unpacked
+from ddp_bench.bench.results.aggregate import CaseOutcome, make_bucket_rows, make_case_rows
+from ddp_bench.bench.results.archive import encode_archive, is_archive, publish_members, read_archive
 from ddp_bench.bench.results.case_columns import CASES, IDENTITY
-from ddp_bench.bench.results.case_result import case_results
-from ddp_bench.bench.results.columns import COMPARISONS, records, typed_frame
-from ddp_bench.bench.results.comparisons import compared, pairs_of
+from ddp_bench.bench.results.case_result import read_case_results
+from ddp_bench.bench.results.columns import COMPARISONS, list_records, make_frame
+from ddp_bench.bench.results.comparisons import compare_pairs, list_pairs
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.store import load_run
-from ddp_bench.bench.results.tables import table_bytes
+from ddp_bench.bench.results.tables import encode_table
 
 RESULTS = ROOT / "results"
 KEPT = sorted(
@@ -40,27 +40,29 @@ def renewed(run):
     facts -= {f"{c.name}{end}" for c in CASES if c.repeated for end in ("_low", "_high")}
     facts |= {"reason_code", "device_name", "link"}
     outcomes, layouts = [], {}
-    for row, result in zip(records(run.cases), run.results, strict=True):
+    for row, result in zip(list_records(run.cases), run.results, strict=True):
         case = case_of(**{f.name: row[f.name] for f in fields(Case) if not pd.isna(row[f.name])})
         vars(case)["case_id"] = row["case_id"]  # its name in the blocks, whatever names cases today
         planned = Planned(case=case, num_nodes=result.num_nodes, oversubscribed=result.oversubscribed)
         known = {name: row[name] for name in facts if not pd.isna(row[name])}
-        outcomes.append(Outcome(planned, result.status, result.reason, known))
-        if layout := BucketLayout.of_cell(result.bucket_bytes):
+        outcomes.append(CaseOutcome(planned, result.status, result.reason, known))
+        if layout := BucketLayout.from_cell(result.bucket_bytes):
             layouts[result.case_id] = layout
-    times = RoundTimes.of(run.blocks)
-    typical = times.fitted()
-    rated = [case for case in case_results(case_rows(outcomes, times, typical=typical)) if case.is_ok]
+    times = RoundTimes.from_frame(run.blocks)
+    typical = times.fit_steps()
+    rated = [
+        case for case in read_case_results(make_case_rows(outcomes, times, typical=typical)) if case.is_ok
+    ]
     units = {case.case_id: case.units_per_step for case in rated}
-    comparisons = compared(pairs_of(rated), typical, units=units, margin=run.manifest.margin)
+    comparisons = compare_pairs(list_pairs(rated), typical, units=units, margin=run.manifest.margin)
     unit = run.results[0].unit
-    buckets = bucket_rows(layouts, times).drop(columns="num_params")
+    buckets = make_bucket_rows(layouts, times).drop(columns="num_params")
     keys = ["case_id", "rank", "bucket"]
     buckets = buckets.merge(run.buckets[[*keys, "num_params"]], on=keys, how="left")
     return replace(
         run,
-        cases=case_rows(outcomes, times, comparisons, typical=typical),
-        comparisons=typed_frame([one.row(unit) for one in comparisons], COMPARISONS),
+        cases=make_case_rows(outcomes, times, comparisons, typical=typical),
+        comparisons=make_frame([one.to_row(unit) for one in comparisons], COMPARISONS),
         buckets=buckets[run.buckets.columns],
     )
 
@@ -69,11 +71,11 @@ def renew(path):
     """Write the tables of a published run anew, in its folder or archive."""
     made = renewed(load_run(path))
     if is_archive(path):
-        tables = {name: content for name, content in public_members(made).items() if name[:-4] in TABLES}
-        path.write_bytes(packed(unpacked(path) | tables))
+        tables = {name: content for name, content in publish_members(made).items() if name[:-4] in TABLES}
+        path.write_bytes(encode_archive(read_archive(path) | tables))
         return
     for name in TABLES:
-        (path / f"{name}.csv").write_bytes(table_bytes(getattr(made, name)))
+        (path / f"{name}.csv").write_bytes(encode_table(getattr(made, name)))
 
 
 if __name__ == "__main__":

@@ -10,10 +10,10 @@ from commands import ROOT
 from documented import own
 from in_process import Reached, reached
 
-from ddp_bench.__main__ import main_of
-from ddp_bench.bench.lab.main import split
+from ddp_bench.__main__ import load_main
+from ddp_bench.bench.lab.main import split_arguments
 from ddp_bench.bench.results.journal import VERSION, Journal, Plan
-from ddp_bench.bench.run.main import settings_of
+from ddp_bench.bench.run.main import parse_settings
 
 SAMPLES = ROOT / "results" / "samples"
 SEAMS = (
@@ -41,16 +41,16 @@ def tried(words):
     """How far a command of ours has come: its exit code, or None where it would start processes."""
     name, arguments = own(words)
     if ("--device", "cuda") in itertools.pairwise(arguments):
-        return settings_of(arguments) and None  # parsed: there may be no GPU here
+        return parse_settings(arguments) and None  # parsed: there may be no GPU here
     if name in ("run", "tune") and not {"--help", "--help-all", "--resume"} & {*arguments}:
         arguments = [*arguments, "--dry-run"]
     arguments = [str(Path(word).expanduser()) if word.startswith("~/") else word for word in arguments]
     try:
-        code = main_of(name)(arguments)
+        code = load_main(name)(arguments)
     except SystemExit as end:
         code = end.code
     except Reached:
-        code, behind = None, split(arguments)[1]
+        code, behind = None, split_arguments(arguments)[1]
         if name == "gate":
             tried(["python", "-m", "bench.run", *behind])
         if name in ("lab", "watch") and own(behind):
@@ -64,6 +64,6 @@ def check_names(words):
     name, arguments = own(words)
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
-        main_of(name)(["--help-all"])
+        load_main(name)(["--help-all"])
     for word in arguments:
         assert not word.startswith("-") or word in said.getvalue().replace("[", " ").split(), words

@@ -21,8 +21,8 @@ from pathlib import PurePath
 from typing import Any, NoReturn
 
 from .errors import ExitCode, UsageError, UserCodeError
-from .process import own_command
-from .text import visible, visible_lines
+from .process import make_package_command
+from .text import escape_controls, escape_lines
 
 TYPED_ENV = "_DDP_BENCH_TYPED"
 """Command as the user typed it, for the commands that messages name; no prefix of a condition of a run."""
@@ -64,7 +64,7 @@ class Parser(argparse.ArgumentParser):
         details: str = "",
         usage: str | None = None,
     ) -> None:
-        prog = command(name)
+        prog = format_command(name)
         shown = [(a.removeprefix("$ ") if a.startswith("$ ") else f"{prog} {a}", b) for a, b in examples]
         width = max(len(line) for line, meaning in shown if meaning)
         codes = textwrap.fill(f"Exit status: {exit_codes}", HELP_WIDTH, break_on_hyphens=False)
@@ -106,12 +106,12 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; see {self.prog} --help")
 
 
-def command(name: str = "", *arguments: str) -> str:
+def format_command(name: str = "", *arguments: str) -> str:
     """Write a command of ours to be pasted, in the form that the user typed, as `python -m bench.run`."""
     typed = os.environ.get(TYPED_ENV)
     module = "report" if name == "report" else f"bench.{name}".rstrip(".")
     words = [*typed.split(), *filter(None, [name])] if typed else ["python", "-m", module]
-    return " ".join(quoted(word) for word in (*words, *arguments))
+    return " ".join(quote_word(word) for word in (*words, *arguments))
 
 
 @dataclass(frozen=True)
@@ -131,15 +131,15 @@ def split_command(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return [], [*words]
 
 
-def quoted(word: str) -> str:
+def quote_word(word: str) -> str:
     """Write a word as the shell takes it: on one line, in `$''` where characters or bytes do not print."""
     if word.isprintable():
         return shlex.quote(word)
     escaped = word.replace("\\", "\\\\").replace("'", "\\'")
-    return f"$'{''.join(c if c.isprintable() else _as_bytes(c) for c in escaped)}'"
+    return f"$'{''.join(c if c.isprintable() else _escape_bytes(c) for c in escaped)}'"
 
 
-def _as_bytes(character: str) -> str:
+def _escape_bytes(character: str) -> str:
     """Write a character as its bytes; Python makes one of each byte that it cannot decode."""
     is_byte = "\udc80" <= character <= "\udcff"
     found = character.encode(errors="surrogateescape" if is_byte else "surrogatepass")
@@ -152,53 +152,57 @@ class _Current:
     name = "run"
 
 
-def speaker(name: str | None = None) -> str:
+def get_message_prefix(name: str | None = None) -> str:
     """Return what lines of a command on stderr begin with, as `bench.run`; by default of this process's."""
-    return command(_Current.name if name is None else name).removeprefix("python -m ")
+    return format_command(_Current.name if name is None else name).removeprefix("python -m ")
 
 
-def say(line: str) -> None:
+def print_message(line: str) -> None:
     """Write a line of this command to stderr, with the control characters of what it repeats visible."""
-    print(visible(f"{speaker()}: {line}"), file=sys.stderr, flush=True)
+    print(escape_controls(f"{get_message_prefix()}: {line}"), file=sys.stderr, flush=True)
 
 
-def guarded(name: str, work: Callable[[], int]) -> int:
+def run_command(name: str, work: Callable[[], int]) -> int:
     """Do `work` of command `name` and return its exit code; an error that a user can mend is one line."""
     before, _Current.name = _Current.name, name
     _keep_outputs()
     try:
-        return _all_written(work())
+        return _check_written(work())
     except UsageError as error:
         notes = getattr(error, "__notes__", [])  # its traceback, of another process
         if isinstance(error, UserCodeError) and error.__cause__ is not None:
             notes = [*traceback.format_exception(error.__cause__), *notes]
-        print(visible_lines("".join(notes)), end="", file=sys.stderr)
-        say(f"{error.label}: {error}")
+        print(escape_lines("".join(notes)), end="", file=sys.stderr)
+        print_message(f"{error.label}: {error}")
         return error.exit_code
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except ModuleNotFoundError as error:
-        say(f"error: {sys.executable} has no {error.name}; install ddp-bench there with python -m pip")
+        print_message(
+            f"error: {sys.executable} has no {error.name}; install ddp-bench there with python -m pip"
+        )
         return ExitCode.USAGE
     except Exception as error:  # noqa: BLE001 - Python would end with 1, which says that the answer is bad
-        print(visible_lines("".join(traceback.format_exception(error))), end="", file=sys.stderr)
-        say(f"error: a bug of ddp-bench stopped it: please report the lines above ({type(error).__name__})")
+        print(escape_lines("".join(traceback.format_exception(error))), end="", file=sys.stderr)
+        print_message(
+            f"error: a bug of ddp-bench stopped it: please report the lines above ({type(error).__name__})"
+        )
         return ExitCode.BUG
     finally:
         _Current.name = before
 
 
-def entry_point(name: str) -> Callable[[Callable[[list[str]], int]], Callable[..., int]]:
+def make_main(name: str) -> Callable[[Callable[[list[str]], int]], Callable[..., int]]:
     """Make what does the work of a command its `main`, of the words given or else of those typed."""
 
-    def of(work: Callable[[list[str]], int]) -> Callable[..., int]:
+    def wrap_work(work: Callable[[list[str]], int]) -> Callable[..., int]:
         def main(argv: Sequence[str] | None = None) -> int:
             arguments = list(sys.argv[1:] if argv is None else argv)
-            return guarded(name, lambda: work(arguments))
+            return run_command(name, lambda: work(arguments))
 
         return functools.update_wrapper(main, work)
 
-    return of
+    return wrap_work
 
 
 class _Output(io.FileIO):
@@ -229,7 +233,7 @@ def _keep_outputs() -> None:
             setattr(sys, name, _Text(buffer, encoding, "replace", line_buffering=True))
 
 
-def _all_written(code: int) -> int:
+def _check_written(code: int) -> int:
     """`code`; raises UsageError where standard output did not take all. Its reader may leave, as `head`."""
     sys.stdout.flush()
     end = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
@@ -239,7 +243,7 @@ def _all_written(code: int) -> int:
     return code
 
 
-def version_of(package: str) -> str | None:
+def get_version(package: str) -> str | None:
     """Return the version of an installed package; None where it is not installed."""
     from importlib import metadata  # a part of each command's start-up that few need
 
@@ -263,13 +267,13 @@ def resolve_command(words: Sequence[str], executable: str) -> list[str]:
     if first in {"python", "python3", executable, PurePath(executable).name} and rest:
         module = rest[1] if rest[0] == "-m" and len(rest) > 1 else ""
         if own := re.fullmatch(r"bench(?:\.(\w+))?|(report)", module):
-            return own_command(*filter(None, own.groups()), *rest[2:], python=executable)
+            return make_package_command(*filter(None, own.groups()), *rest[2:], python=executable)
         return [executable, *rest]
     if name == "torchrun":
         return [executable, *TORCHRUN, *rest]
     if name == "ddp-bench" or re.fullmatch(r"bench\.\w+", first):
         own_words = rest if name == "ddp-bench" else [first.removeprefix("bench."), *rest]
-        return own_command(*own_words, python=executable)
+        return make_package_command(*own_words, python=executable)
     if not rest and name.startswith("python"):
         raise UsageError(f"after -- comes what {name} is to run too, as in -- {name} train.py")
     if not first or shutil.which(first) is None:

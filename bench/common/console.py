@@ -19,9 +19,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from .text import visible
+from .text import escape_controls
 
-PLAIN_EVERY_S = 10.0
+PLAIN_INTERVAL_S = 10.0
 """Seconds between two lines without a terminal: a log of an hour has a few hundred."""
 
 PIPED_WIDTH = 180
@@ -47,19 +47,19 @@ class Console:
         self._rich = RichConsole(stderr=True)
         self._live: Live | None = None
         self._table: Table | None = None
-        self._last_plain = -PLAIN_EVERY_S
+        self._last_plain = -PLAIN_INTERVAL_S
 
-    def note(self, text: str, *, is_fault: bool = False) -> None:
+    def print_note(self, text: str, *, is_fault: bool = False) -> None:
         """Print a line that stays; of a fault also where all else is silent."""
         if self._silent and not is_fault:
             return
-        text = visible(text)
+        text = escape_controls(text)
         if self._live is not None:
             self._live.console.print(text, markup=False, emoji=False, highlight=False)
         else:
             print(text, file=sys.stderr, flush=True)
 
-    def progress(self, what: str, done: float, how_far: str) -> None:
+    def show_progress(self, what: str, done: float, how_far: str) -> None:
         """Show what runs now and comes next, the share of the whole run that is done, and that in words."""
         if self._silent:
             return
@@ -71,23 +71,23 @@ class Console:
             bar = Table.grid(padding=(0, 1))
             bar.add_row(ProgressBar(1.0, done, width=40), Text(how_far))
             above = [self._table] if self._table is not None else []
-            self._live.update(Group(*above, bar, Text(visible(what))), refresh=True)
-        elif time.monotonic() - self._last_plain >= PLAIN_EVERY_S:
+            self._live.update(Group(*above, bar, Text(escape_controls(what))), refresh=True)
+        elif time.monotonic() - self._last_plain >= PLAIN_INTERVAL_S:
             self._last_plain = time.monotonic()
-            self.note(f"{how_far}: {what}")
+            self.print_note(f"{how_far}: {what}")
 
-    def table(self, table: Table) -> None:
+    def show_table(self, table: Table) -> None:
         """Show what is known so far, above the live line; nowhere but on a terminal."""
         self._table = table
 
-    def progress_done(self) -> None:
+    def hide_progress(self) -> None:
         """Take the live line and its table away."""
         if self._live is not None:
             self._live.stop()
             self._live = self._table = None
 
 
-MOST_ANNOTATIONS = 10
+MAX_ANNOTATIONS = 10
 """Annotations of one level and one step that GitHub shows."""
 
 
@@ -98,14 +98,14 @@ class Annotation(NamedTuple):
     title: str
     text: str
 
-    def command(self) -> str:
+    def format_command(self) -> str:
         """The line by which a step hands it to GitHub."""
-        title = _escaped(self.title).replace(":", "%3A").replace(",", "%2C")
-        return f"::{self.level} title={title}::{_escaped(self.text)}"
+        title = _escape_text(self.title).replace(":", "%3A").replace(",", "%2C")
+        return f"::{self.level} title={title}::{_escape_text(self.text)}"
 
 
-def _escaped(text: str) -> str:
-    return visible(text).replace("%", "%25")
+def _escape_text(text: str) -> str:
+    return escape_controls(text).replace("%", "%25")
 
 
 def show_on_github(
@@ -119,12 +119,12 @@ def show_on_github(
     """
     if environment.get("GITHUB_ACTIONS") != "true":
         return
-    for annotation in annotations[:MOST_ANNOTATIONS]:
-        print(annotation.command(), file=sys.stderr)
+    for annotation in annotations[:MAX_ANNOTATIONS]:
+        print(annotation.format_command(), file=sys.stderr)
     place = environment.get("GITHUB_STEP_SUMMARY")
     if place:
         try:
             with Path(place).open("a", encoding="utf-8") as file:
                 file.write(f"{summary()}\n")
         except OSError as error:
-            print(f"no job summary: {visible(str(error))}", file=sys.stderr)
+            print(f"no job summary: {escape_controls(str(error))}", file=sys.stderr)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from .text import shortened, visible
+from .text import escape_controls, shorten_message
 
 
 class ExitCode(IntEnum):
@@ -44,14 +44,14 @@ class UsageError(ValueError):
     """Beginning of the line on the terminal, after the command's name."""
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(visible(shortened(message)))
+        super().__init__(escape_controls(shorten_message(message)))
 
 
 class UserCodeError(UsageError):
     """The user's own code raised; its traceback (the cause) is shown above the message."""
 
 
-RAISED_BY_USERS = (Exception, SystemExit, KeyboardInterrupt)
+USER_EXCEPTIONS = (Exception, SystemExit, KeyboardInterrupt)
 """Exceptions of a user's code: a model that calls `sys.exit(0)` is no success, and ranks get no Ctrl-C."""
 
 

@@ -14,34 +14,38 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 
 DASH = "\N{EN DASH}"
 
-_TIGHT = ("", "%", TIMES)
+_UNSPACED_UNITS = ("", "%", TIMES)
 """Units that stand at the number, without a space."""
 
-MOST_DIGITS = 4
+MAX_DIGITS = 4
 """Significant digits of a number with an interval, and of a large one; more are noise, and hard to read."""
 
-MORE_PLACES = 4
+MAX_EXTRA_PLACES = 4
 """Decimal places that a narrow interval is tried with."""
 
 
-def number(value: float | None, digits: int = 3) -> str:
+def format_number(value: float | None, digits: int = 3) -> str:
     """Write `digits` significant digits, and `,` at thousands; empty when missing."""
     if value is None:
         return ""
-    return f"{value:,.{max(digits - 1 - _magnitude(abs(value)), 0) if value else 0}f}"
+    return f"{value:,.{max(digits - 1 - _compute_magnitude(abs(value)), 0) if value else 0}f}"
 
 
-def quantity(value: float | None, unit: str, digits: int = 3) -> str:
+def format_quantity(value: float | None, unit: str, digits: int = 3) -> str:
     """Write `12.3 ms`; empty when missing."""
-    return "" if value is None else f"{number(value, digits)}{'' if unit in _TIGHT else ' '}{unit}"
+    return (
+        ""
+        if value is None
+        else f"{format_number(value, digits)}{'' if unit in _UNSPACED_UNITS else ' '}{unit}"
+    )
 
 
-def short(value: float, digits: int = 4) -> str:
+def format_short(value: float, digits: int = 4) -> str:
     """Write at most `digits` significant digits, never as a power of ten: `41,090`, `0.5`."""
     return f"{float(f'{value:.{digits}g}'):,.10g}"
 
 
-def with_interval(value: Interval | None, unit: str = "", factor: float = 1.0, *, digits: int = 3) -> str:
+def format_interval(value: Interval | None, unit: str = "", factor: float = 1.0, *, digits: int = 3) -> str:
     """Write `73 (65\N{EN DASH}81) ms` of `value` times `factor`; only the value without an interval.
 
     At most `digits`, and as few as the interval allows; whole numbers have four, larger ones are rounded to
@@ -49,111 +53,119 @@ def with_interval(value: Interval | None, unit: str = "", factor: float = 1.0, *
     """
     if value is None:
         return ""
-    scaled = value.scaled(factor)
-    return to_places(scaled, places(scaled, digits), unit)
+    scaled = value.scale(factor)
+    return format_to_places(scaled, choose_places(scaled, digits), unit)
 
 
-def to_places(found: Interval, behind: int, unit: str = "") -> str:
+def format_to_places(found: Interval, behind: int, unit: str = "") -> str:
     """The same with so many decimal places, or with as many more as tell the ends from the estimate.
 
-    Of a ratio as `ratio` has it; without an interval that no place tells.
+    Of a ratio as `format_ratio` has it; without an interval that no place tells.
     """
-    behind = next((more for more in range(behind, behind + MORE_PLACES) if _tells(found, more)), behind)
-    written = _rounded(found.estimate, behind)
-    ends = f" ({span(found, behind)})" if _is_known(found) and _tells(found, behind) else ""
-    return f"{written}{unit}{ends}" if unit in _TIGHT else f"{written}{ends} {unit}"
+    behind = next(
+        (more for more in range(behind, behind + MAX_EXTRA_PLACES) if _has_enough_places(found, more)), behind
+    )
+    written = _format_rounded(found.estimate, behind)
+    ends = (
+        f" ({format_span(found, behind)})" if _is_known(found) and _has_enough_places(found, behind) else ""
+    )
+    return f"{written}{unit}{ends}" if unit in _UNSPACED_UNITS else f"{written}{ends} {unit}"
 
 
-def _tells(found: Interval, behind: int) -> bool:
+def _has_enough_places(found: Interval, behind: int) -> bool:
     """Tell whether so many places show each end apart from an estimate that it is not equal to."""
     ends = [end for end in (found.low, found.high) if end != found.estimate]
-    return all(_rounded(end, behind) != _rounded(found.estimate, behind) for end in ends)
+    return all(_format_rounded(end, behind) != _format_rounded(found.estimate, behind) for end in ends)
 
 
-def places(found: Interval, digits: int = 3) -> int:
+def choose_places(found: Interval, digits: int = 3) -> int:
     """Decimal places for `digits`, fewer where half the interval is 2 to 19 in the last of them."""
-    size = _magnitude(max(abs(end) for end in (found.estimate, found.low, found.high) if math.isfinite(end)))
-    most = max(digits - 1 - size, min(MOST_DIGITS - 1 - size, 0))
-    return min(most, max(-_magnitude((found.high - found.low) / 4), 0)) if _is_known(found) else most
+    size = _compute_magnitude(
+        max(abs(end) for end in (found.estimate, found.low, found.high) if math.isfinite(end))
+    )
+    most = max(digits - 1 - size, min(MAX_DIGITS - 1 - size, 0))
+    return min(most, max(-_compute_magnitude((found.high - found.low) / 4), 0)) if _is_known(found) else most
 
 
 def _is_known(found: Interval) -> bool:
     return math.isfinite(found.low) and math.isfinite(found.high) and found.high > found.low
 
 
-def _magnitude(size: float) -> int:
+def _compute_magnitude(size: float) -> int:
     return math.floor(math.log10(size)) if size else 0
 
 
-def _rounded(value: float, behind: int) -> str:
+def _format_rounded(value: float, behind: int) -> str:
     return f"{round(value, behind) + 0.0:,.{max(behind, 0)}f}"  # never -0
 
 
-def per_second(unit: str) -> str:
+def format_rate_unit(unit: str) -> str:
     """Write the unit of a rate, for a heading or an axis: `tokens/s`."""
     return f"{unit}/s"
 
 
-def singular(noun: str) -> str:
+def make_singular(noun: str) -> str:
     """Return a regular plural in the singular: `image`, `query`, `box`."""
     if noun.endswith("ies"):
         return f"{noun[:-3]}y"
     return noun[:-2] if noun.endswith(("xes", "ches", "shes", "sses")) else noun.removesuffix("s")
 
 
-def span(found: Interval, behind: int) -> str:
+def format_span(found: Interval, behind: int) -> str:
     """Write the ends of an interval; a dash before a minus sign could not be read."""
-    low, high = (_rounded(end, behind) for end in (found.low, found.high))
+    low, high = (_format_rounded(end, behind) for end in (found.low, found.high))
     return f"{low}{' to ' if '-' in f'{low}{high}' else DASH}{high}"
 
 
-def ratio(found: Interval) -> str:
+def format_ratio(found: Interval) -> str:
     """Write a ratio with its interval: `1.16\N{MULTIPLICATION SIGN} (1.09\N{EN DASH}1.24)`.
 
     It has three decimal places where the ends of its interval would else be alike.
     """
-    return to_places(found, 3 if _is_known(found) and found.high - found.low < 0.01 else 2, TIMES)
+    return format_to_places(found, 3 if _is_known(found) and found.high - found.low < 0.01 else 2, TIMES)
 
 
-def short_percent(share: float) -> str:
+def format_percent(share: float) -> str:
     """Write a fraction in percent with two digits: `4.5%`."""
-    return f"{short(100 * share, 2)}%"
+    return f"{format_short(100 * share, 2)}%"
 
 
-def count(value: float | None) -> str:
+def format_integer(value: float | None) -> str:
     """Write a whole number with thousands separators; empty when missing."""
     return "" if value is None else f"{value:,.0f}"
 
 
-def plural(how_many: float, noun: str) -> str:
+def format_count(how_many: float, noun: str) -> str:
     """Write `1 device`, `2 devices`, `2 launches`."""
     ending = "" if how_many == 1 else "es" if noun.endswith("ch") else "s"
-    return f"{count(how_many)} {noun}{ending}"
+    return f"{format_integer(how_many)} {noun}{ending}"
 
 
-def mib(num_bytes: float | None) -> str:
+def format_mib(num_bytes: float | None) -> str:
     """Write bytes as MiB; empty when missing."""
-    return "" if num_bytes is None else quantity(num_bytes / MIB, "MiB")
+    return "" if num_bytes is None else format_quantity(num_bytes / MIB, "MiB")
 
 
-def duration(seconds: float | None) -> str:
+def format_duration(seconds: float | None) -> str:
     """Write a measured duration: `42.0 s` or `3 min 05 s`; empty when missing."""
     if seconds is None:
         return ""
     if seconds < 90:
-        return quantity(seconds, "s")
+        return format_quantity(seconds, "s")
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes:,d} min {rest:02d} s"
 
 
-def about(seconds: float) -> str:
+def format_rough_duration(seconds: float) -> str:
     """Write a duration to plan with: `40 s`, `25 min`, `3.5 h`."""
     if seconds < 90:
         return f"{max(seconds, 1):.0f} s"
-    return f"{short(seconds / 60, 2)} min" if seconds < 5400 else f"{short(seconds / 3600, 2)} h"
+    return (
+        f"{format_short(seconds / 60, 2)} min" if seconds < 5400 else f"{format_short(seconds / 3600, 2)} h"
+    )
 
 
-def plain(value: Any) -> str:
+def format_setting(value: Any) -> str:
     """Write any setting as a person would: `yes`, `1, 2`, `a: b`; empty for what is not set."""
     if value is None:
         return ""
@@ -162,7 +174,7 @@ def plain(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}" if math.isfinite(value) else ""
     if isinstance(value, dict):
-        return ", ".join(f"{key}: {plain(item)}" for key, item in value.items())
+        return ", ".join(f"{key}: {format_setting(item)}" for key, item in value.items())
     if isinstance(value, list | tuple):
-        return ", ".join(plain(item) for item in value)
+        return ", ".join(format_setting(item) for item in value)
     return str(value)

@@ -20,21 +20,21 @@ from typing import Protocol
 
 PACKAGE = Path(__file__).parents[2].resolve()
 
-OWN_FOLDERS = frozenset(path.resolve() for path in (PACKAGE, *PACKAGE.iterdir()) if path.is_dir())
+PACKAGE_FOLDERS = frozenset(path.resolve() for path in (PACKAGE, *PACKAGE.iterdir()) if path.is_dir())
 """Folders of this code; in a checkout the package has links to some."""
 
-INSTALLED = {"site-packages", "dist-packages"}
+INSTALL_FOLDERS = {"site-packages", "dist-packages"}
 """Folders of installed packages; a virtual environment often lies within the repository that uses it."""
 
-KILLED_S = 10.0
+KILL_TIMEOUT_S = 10.0
 """Seconds to wait after SIGKILL."""
 
-POLL_S = 0.01
+POLL_INTERVAL_S = 0.01
 
 PR_SET_PDEATHSIG = 1
 """Number of Linux's prctl that names the signal for the end of the parent's thread that started a process."""
 
-RUN_POLL_S = 0.2
+RUN_POLL_INTERVAL_S = 0.2
 """Seconds between two looks whether a run has ended: seldom, for it is measuring."""
 
 MALLOC_PAGES = "glibc.malloc.hugetlb"
@@ -45,7 +45,7 @@ torch 2.15's profiler then reads memory that it has not set, and crashes.
 """
 
 
-def huge_pages_env(environment: Mapping[str, str]) -> dict[str, str]:
+def choose_huge_pages_env(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables to add for a process on CPU cores whose speed is compared with another's.
 
     Memory in huge pages, where kernel and malloc (glibc 2.35) offer them: with pages of 4 KiB two launches of
@@ -57,7 +57,7 @@ def huge_pages_env(environment: Mapping[str, str]) -> dict[str, str]:
     return {"GLIBC_TUNABLES": ":".join(filter(None, [tunables, f"{MALLOC_PAGES}=1"]))}
 
 
-def rank_variables(environment: Mapping[str, str], device_type: str) -> dict[str, str]:
+def make_rank_variables(environment: Mapping[str, str], device_type: str) -> dict[str, str]:
     """Return the variables that a rank on this machine needs when its interpreter starts."""
     found = {
         "OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS", "1"),
@@ -66,23 +66,23 @@ def rank_variables(environment: Mapping[str, str], device_type: str) -> dict[str
     }
     if device_type == "cpu":
         # Otherwise DataParallel would find the GPUs of this machine.
-        found |= {"CUDA_VISIBLE_DEVICES": "", **huge_pages_env(environment)}
+        found |= {"CUDA_VISIBLE_DEVICES": "", **choose_huge_pages_env(environment)}
     return found
 
 
-def host_name() -> str:
+def get_host_name() -> str:
     """This host's name; BENCH_HOST overrides it where several hosts share one machine."""
     return os.environ.get("BENCH_HOST") or socket.gethostname()
 
 
-def allowed_cores() -> tuple[int, ...]:
+def get_allowed_cores() -> tuple[int, ...]:
     """The CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
 
 
-def own_command(*arguments: str, python: str = sys.executable) -> list[str]:
+def make_package_command(*arguments: str, python: str = sys.executable) -> list[str]:
     """The command line of `ddp-bench arguments` that finds this package, in any folder.
 
     With `-m` and one of our modules as first arguments it runs that module.
@@ -90,7 +90,7 @@ def own_command(*arguments: str, python: str = sys.executable) -> list[str]:
     return [python, str(PACKAGE / "__main__.py"), *arguments]
 
 
-def ended_with_us(command: Sequence[str]) -> list[str]:
+def tie_to_parent(command: Sequence[str]) -> list[str]:
     """`command` so that it gets SIGTERM at the end of this process, whatever ends it; only on Linux."""
     if sys.platform != "linux":
         return list(command)
@@ -120,7 +120,7 @@ def _stop_signals() -> list[signal.Signals]:
 
 
 @contextlib.contextmanager
-def interrupted_by_signals() -> Iterator[None]:
+def raise_on_signals() -> Iterator[None]:
     """SIGTERM and SIGHUP raise KeyboardInterrupt within, as Ctrl-C does; what cleans up is not disturbed."""
 
     def _interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -139,8 +139,8 @@ def interrupted_by_signals() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Put off what `interrupted_by_signals` raises until the end of a block that must not be half-done."""
+def hold_signals() -> Iterator[None]:
+    """Put off what `raise_on_signals` raises until the end of a block that must not be half-done."""
     _Interruption.held += 1
     try:
         yield
@@ -151,7 +151,7 @@ def uninterrupted() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def die_at_once() -> None:
+def set_default_signals() -> None:
     """Leave on a signal without a word: another process brings the files up to date."""
     for number in _stop_signals():
         signal.signal(number, signal.SIG_DFL)
@@ -173,7 +173,7 @@ class Child(Protocol):
         """Its exit code, or minus its signal; None while it lives."""
 
 
-def exit_codes(runs: Sequence[Child]) -> Iterator[int]:
+def yield_exit_codes(runs: Sequence[Child]) -> Iterator[int]:
     """The exit code of each run as it ends, however long that takes: runs have limits of their own.
 
     A signal interrupts it; what a run has left behind, with its pipes open, does not hold it up.
@@ -186,10 +186,10 @@ def exit_codes(runs: Sequence[Child]) -> Iterator[int]:
                 left.remove(run)
                 yield code
         if left:
-            time.sleep(RUN_POLL_S)
+            time.sleep(RUN_POLL_INTERVAL_S)
 
 
-def ended(children: Sequence[Child], *, within_s: float) -> list[int | None]:
+def wait_or_kill(children: Sequence[Child], *, within_s: float) -> list[int | None]:
     """The exit codes of processes; those that live after `within_s` seconds are killed, with their groups.
 
     The one place that ends processes. None for one that does not end within KILLED_S of that: the kernel
@@ -202,21 +202,21 @@ def ended(children: Sequence[Child], *, within_s: float) -> list[int | None]:
                 os.kill(child.pid, signal.SIGKILL)
         with contextlib.suppress(OSError):
             os.killpg(child.pid, signal.SIGKILL)  # what it has started
-    _await(children, KILLED_S)
+    _await(children, KILL_TIMEOUT_S)
     return [child.poll() for child in children]
 
 
 def _await(children: Sequence[Child], within_s: float) -> None:
     deadline_s = time.monotonic() + within_s
     while any(child.poll() is None for child in children) and time.monotonic() < deadline_s:
-        time.sleep(POLL_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
 def end_all(processes: Sequence[subprocess.Popen[str]], *, within_s: float) -> None:
     """Ask processes that have not ended to do so, and kill those that take longer than `within_s` seconds."""
     for process in processes:
         process.terminate()
-    ended(processes, within_s=within_s)
+    wait_or_kill(processes, within_s=within_s)
 
 
 if __name__ == "__main__":

@@ -15,12 +15,12 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from .process import uninterrupted
+from .process import hold_signals
 
 PREFIX = ".ddp-bench-"
 """First characters of a scratch folder's name; short, for a Unix socket's path has room for 108 bytes."""
 
-MARK = ".made-by-ddp-bench"
+MARK_FILE = ".made-by-ddp-bench"
 """File in every scratch folder that says who made it; a folder without it is somebody else's."""
 
 MAX_MARK_BYTES = 1000
@@ -30,13 +30,13 @@ _locks: list[int] = []
 
 
 @contextlib.contextmanager
-def scratch_folder() -> Iterator[Path]:
+def make_scratch_folder() -> Iterator[Path]:
     """Make a temporary folder that lasts as long as the context; after a kill, until the next command."""
     remove_abandoned()
     made: tuple[Path, int] | None = None
     try:
         # A signal between its making and the lock would leave it behind.
-        with uninterrupted():
+        with hold_signals():
             made = _make_folder()
             _locks.append(made[1])
         yield made[0]
@@ -47,7 +47,7 @@ def scratch_folder() -> Iterator[Path]:
             os.close(made[1])
 
 
-def locks() -> Sequence[int]:
+def get_locks() -> Sequence[int]:
     """Return what a process that works in these folders inherits: they are in use until it has ended, too."""
     return tuple(_locks)
 
@@ -71,24 +71,24 @@ def _make_folder() -> tuple[Path, int]:
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     who = f"made by process {os.getpid()} on {datetime.now(UTC):%F %T} UTC, removed after its end"
-    mark = f"{_identity(folder, os.fstat(descriptor))}\n{who}\n"
-    (folder / MARK).write_text(mark, encoding="utf-8", errors="surrogateescape")
+    mark = f"{_make_identity(folder, os.fstat(descriptor))}\n{who}\n"
+    (folder / MARK_FILE).write_text(mark, encoding="utf-8", errors="surrogateescape")
     return folder, descriptor
 
 
-def _identity(folder: Path, found: os.stat_result) -> str:
+def _make_identity(folder: Path, found: os.stat_result) -> str:
     """Return the mark's first line, which no copy of the folder and no folder of another name has."""
     return f"ddp-bench scratch folder {folder.name} {found.st_dev}:{found.st_ino}"
 
 
 def _is_marked(folder: Path, descriptor: int) -> bool:
-    mark = os.open(MARK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=descriptor)
+    mark = os.open(MARK_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=descriptor)
     with os.fdopen(mark, "rb") as file:
         found = os.fstat(mark)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_nlink != 1:
             return False
         first = file.read(MAX_MARK_BYTES).partition(b"\n")[0]
-    return first == os.fsencode(_identity(folder, os.fstat(descriptor)))
+    return first == os.fsencode(_make_identity(folder, os.fstat(descriptor)))
 
 
 def _remove_if_abandoned(folder: Path) -> None:
@@ -108,7 +108,7 @@ def _remove(folder: Path) -> None:
     for path in list(folder.iterdir()) if folder.is_dir() else []:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
-        elif path.name != MARK:
+        elif path.name != MARK_FILE:
             with contextlib.suppress(OSError):
                 path.unlink()
     shutil.rmtree(folder, ignore_errors=True)

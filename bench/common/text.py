@@ -18,76 +18,76 @@ _CODED = re.compile(r"\\(\\|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})")
 _MARKUP = re.compile(r"[\\`*_<>#!|~&$@]|\](?=[\[(:])|://|(?<=[wW]{3})\.")
 
 
-def visible(text: str) -> str:
+def escape_controls(text: str) -> str:
     r"""Text on one line for a terminal: control, escape and bidirectional characters as `\x1b`, `\u202e`.
 
     Idempotent; printable text, `\` included, stays as it is.
     """
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else _code(c) for c in text)
+    return "".join(c if c.isprintable() else _escape_character(c) for c in text)
 
 
 MAX_WORD, MAX_MESSAGE = 400, 4000
 """Characters of one word and of a whole message that are worth reading."""
 
 
-def shortened(message: str) -> str:
+def shorten_message(message: str) -> str:
     """Cut the middle out of words, and of a message, that a value of the user's makes endless."""
-    return _cut(_LONG_WORD.sub(lambda found: _cut(found[0], MAX_WORD), message), MAX_MESSAGE)
+    return _cut_middle(_LONG_WORD.sub(lambda found: _cut_middle(found[0], MAX_WORD), message), MAX_MESSAGE)
 
 
-def _cut(text: str, most: int) -> str:
+def _cut_middle(text: str, most: int) -> str:
     if len(text) <= most:
         return text
     return f"{text[: most // 2]}… ({len(text)} characters) …{text[-most // 4 :]}"
 
 
-def visible_lines(text: str) -> str:
-    """Text of several lines for a terminal, each as `visible` has it."""
-    return "\n".join(visible(line.expandtabs()) for line in text.split("\n"))
+def escape_lines(text: str) -> str:
+    """Text of several lines for a terminal, each as `escape_controls` has it."""
+    return "\n".join(escape_controls(line.expandtabs()) for line in text.split("\n"))
 
 
-def csv_cell(text: str) -> str:
+def escape_csv_cell(text: str) -> str:
     r"""Text as a cell that no spreadsheet takes for a formula and that holds no control character.
 
     What would begin a formula (`=`, `+`, `-`, `@` and their full-width forms) and is no number gets a leading
-    apostrophe; characters that do not print become `\x0a` or `\u202e`, and `\` itself `\\`. `csv_text` undoes
-    both.
+    apostrophe; characters that do not print become `\x0a` or `\u202e`, and `\` itself `\\`. `decode_csv_cell`
+    undoes both.
     """
     if "\\" in text or not text.isprintable():
-        text = visible(text.replace("\\", "\\\\"))
+        text = escape_controls(text.replace("\\", "\\\\"))
     if _FORMULA.match(text) and not _NUMBER.fullmatch(text):
         return f"'{text}"
     return text
 
 
-def csv_text(cell: str) -> str:
-    """The text of which `csv_cell` made `cell`."""
+def decode_csv_cell(cell: str) -> str:
+    """The text of which `escape_csv_cell` made `cell`."""
     if cell[:1] == "'" and _FORMULA.match(cell):
         cell = cell[1:]
-    return _CODED.sub(_decoded, cell) if "\\" in cell else cell
+    return _CODED.sub(_decode_escape, cell) if "\\" in cell else cell
 
 
-def markdown(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Text on one line in which nothing is markup, a mention or a link; it fits into a table's cell."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     # Entities rather than backslashes: GitHub reads mentions and dollars after it has taken backslashes out.
     return _MARKUP.sub(lambda found: "".join(f"&#{ord(c)};" for c in found[0]), line)
 
 
-def _code(character: str) -> str:
+def _escape_character(character: str) -> str:
     code = ord(character)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def _decoded(found: re.Match[str]) -> str:
+def _decode_escape(found: re.Match[str]) -> str:
     what = found[1]
     code = 0x5C if what == "\\" else int(what[1:], 16)
     return chr(code) if code <= 0x10FFFF else found[0]
 
 
-def listed(names: Sequence[str], most: int = 3) -> str:
+def format_list(names: Sequence[str], most: int = 3) -> str:
     """Name the first few: `a, b, c and 2 more`."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
@@ -100,12 +100,12 @@ def to_json(value: Any, *, indent: int | None = 2) -> str:
     """
     import msgspec  # every command prints errors, even where its packages are missing
 
-    return json.dumps(_finite(msgspec.to_builtins(value)), indent=indent, allow_nan=False)
+    return json.dumps(_replace_nonfinite(msgspec.to_builtins(value)), indent=indent, allow_nan=False)
 
 
-def _finite(value: Any) -> Any:
+def _replace_nonfinite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _replace_nonfinite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [_replace_nonfinite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

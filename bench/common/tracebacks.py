@@ -10,60 +10,60 @@ from collections.abc import Iterator
 from pathlib import Path
 from traceback import FrameSummary, TracebackException
 
-from .process import INSTALLED, OWN_FOLDERS
+from .process import INSTALL_FOLDERS, PACKAGE_FOLDERS
 
-MOST_CHARACTERS = 32_768
+MAX_CHARACTERS = 32_768
 """Characters of one rank's traceback: some 300 frames. Rank 0 receives as much from each that failed."""
 
 _QUOTED = re.compile(r'^\s*File "([^"\n]+)", line (\d+), in (\S+)', re.MULTILINE)
 """A frame in an error's message: of a replica's thread, a loader's process, or what the compiler traced."""
 
-_NOT_THE_USERS = (
-    *(str(folder) + os.sep for folder in OWN_FOLDERS),
+_LIBRARY_FOLDERS = (
+    *(str(folder) + os.sep for folder in PACKAGE_FOLDERS),
     *(os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")),
 )
 
 
-def formatted(error: BaseException) -> str:
-    """The traceback of an error and of its causes; of more than `MOST_CHARACTERS` the middle is left out."""
+def format_traceback(error: BaseException) -> str:
+    """The traceback of an error and of its causes; of more than `MAX_CHARACTERS` the middle is left out."""
     try:
         text = "".join(traceback.format_exception(error))
     except Exception as broken:  # noqa: BLE001 - an error class of the user may do anything
         text = f"{type(error).__name__}, whose traceback cannot be written ({type(broken).__name__})\n"
-    return bounded(text)
+    return cut_traceback(text)
 
 
-def bounded(text: str) -> str:
-    """A traceback, or stacks, without its middle where it is longer than `MOST_CHARACTERS`."""
-    if len(text) <= MOST_CHARACTERS:
+def cut_traceback(text: str) -> str:
+    """A traceback, or stacks, without its middle where it is longer than `MAX_CHARACTERS`."""
+    if len(text) <= MAX_CHARACTERS:
         return text
-    head = MOST_CHARACTERS // 4  # what raised stands at the end
-    tail = MOST_CHARACTERS - head
+    head = MAX_CHARACTERS // 4  # what raised stands at the end
+    tail = MAX_CHARACTERS - head
     return f"{text[:head]}\n… {len(text) - head - tail:,d} characters are left out …\n{text[-tail:]}"
 
 
-def place_of(error: BaseException) -> str:
+def find_user_code(error: BaseException) -> str:
     """`file:line, in function` of the innermost frame of the user's code, else of its causes; empty without.
 
     The user's is what is neither installed nor Python's, this suite's or generated.
     """
-    for one in _chain(TracebackException.from_exception(error, lookup_lines=False)):
+    for one in _yield_causes(TracebackException.from_exception(error, lookup_lines=False)):
         quoted = [FrameSummary(path, int(line), name) for path, line, name in _QUOTED.findall(str(one))]
         if found := [frame for frame in (*one.stack, *quoted) if is_users(frame.filename)]:
-            return f"{shown_path(found[-1].filename)}:{found[-1].lineno}, in {found[-1].name}"
+            return f"{shorten_path(found[-1].filename)}:{found[-1].lineno}, in {found[-1].name}"
     return ""
 
 
-def _chain(one: TracebackException | None) -> Iterator[TracebackException]:
+def _yield_causes(one: TracebackException | None) -> Iterator[TracebackException]:
     """An error, the first of those that it groups, then what it was raised from, and so on."""
     while one is not None:
         if one.exceptions:
-            yield from _chain(one.exceptions[0])
+            yield from _yield_causes(one.exceptions[0])
         yield one
         one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
 
 
-def text_of(error: BaseException) -> str:
+def get_message(error: BaseException) -> str:
     """The message of an error, whose class may be the user's."""
     try:
         return str(error)
@@ -74,11 +74,11 @@ def text_of(error: BaseException) -> str:
 def is_users(path: str) -> bool:
     """Tell whether the code of a file is the user's."""
     real = os.path.realpath(path)
-    installed = not INSTALLED.isdisjoint(Path(real).parts) or "torchinductor" in real
-    return not (path.startswith("<") or installed or real.startswith(_NOT_THE_USERS))
+    installed = not INSTALL_FOLDERS.isdisjoint(Path(real).parts) or "torchinductor" in real
+    return not (path.startswith("<") or installed or real.startswith(_LIBRARY_FOLDERS))
 
 
-def shown_path(path: str) -> str:
+def shorten_path(path: str) -> str:
     """A path relative to the current folder, or else its last two parts: no folder of a user's home."""
     real, here = Path(os.path.realpath(path)), Path(os.path.realpath("."))
     return str(real.relative_to(here)) if real.is_relative_to(here) else str(Path(*real.parts[-2:]))

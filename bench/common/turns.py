@@ -17,22 +17,22 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from .scratch import scratch_folder
+from .scratch import make_scratch_folder
 
 TURNS_ENV = "BENCH_TURNS"
 """Path of the server's socket, in the environment of all runs; checkouts of other versions read it too."""
 
-PROVED_ENV = "BENCH_PROVED"
+PROOFS_ENV = "BENCH_PROVED"
 """Folder of a run of the same code, by whose proofs of its cases one that takes turns may go."""
 
-COMPARED_ENV = "BENCH_COMPARED"
+VARIABLES_ENV = "BENCH_COMPARED"
 """Names of the variables that a gate sets for one side alone, which each run records."""
 
 ASK, GRANT, DONE = b"?", b"!", b"."
 """All that is ever sent. A checkout of another version must understand it: it does not change."""
 
 
-def interleaved_id() -> str | None:
+def get_interleaved_id() -> str | None:
     """Name the turn server that this process was told of; None without one.
 
     Alike in the runs that it serves, and in no others: its folder has a random name.
@@ -43,7 +43,7 @@ def interleaved_id() -> str | None:
 
 def is_later_launch() -> bool:
     """Return whether this run is one of a gate that has launched the same code before."""
-    return bool(os.environ.get(PROVED_ENV)) and interleaved_id() is not None
+    return bool(os.environ.get(PROOFS_ENV)) and get_interleaved_id() is not None
 
 
 class TurnClient:
@@ -61,7 +61,7 @@ class TurnClient:
             else:
                 self._socket = found
 
-    def next_turn(self, limit_s: float | None = None) -> None:
+    def await_turn(self, limit_s: float | None = None) -> None:
         """Give the turn back and wait for the next one; a server that has ended holds nobody up.
 
         Raises TimeoutError after `limit_s` seconds.
@@ -83,7 +83,7 @@ class TurnClient:
 
     def close(self) -> None:
         """Disconnect once no other run is within a turn; the others go on without this one."""
-        self.next_turn()
+        self.await_turn()
         self.leave()
 
     def leave(self) -> None:
@@ -116,31 +116,31 @@ class TurnServer:
 
     def _serve(self) -> None:
         with contextlib.ExitStack() as opened, contextlib.suppress(OSError):
-            clients = [self._accepted(opened) for _ in range(self._num_clients)]
+            clients = [self._accept_client(opened) for _ in range(self._num_clients)]
             while clients:
-                clients += [self._accepted(opened) for _ in range(self._is_late())]
-                clients = [client for client in clients if _received(client) == ASK]
+                clients += [self._accept_client(opened) for _ in range(self._is_late())]
+                clients = [client for client in clients if _receive_byte(client) == ASK]
                 self._random.shuffle(clients)
-                clients = [client for client in clients if self._had_its_turn(client)]
+                clients = [client for client in clients if self._serve_turn(client)]
                 self.turns += len(clients) == self._num_clients
         self._listener.close()
 
-    def _accepted(self, opened: contextlib.ExitStack) -> socket.socket:
+    def _accept_client(self, opened: contextlib.ExitStack) -> socket.socket:
         self._clients.append(opened.enter_context(self._listener.accept()[0]))
         return self._clients[-1]
 
     def _is_late(self) -> bool:
-        """True where a client beyond the expected number waits: `client_left` of one that had connected."""
+        """True where a client beyond the expected number waits: `drop_client` of one that had connected."""
         waiting, _, _ = select.select([self._listener], [], [], 0)
         return bool(waiting)
 
-    def _had_its_turn(self, client: socket.socket) -> bool:
+    def _serve_turn(self, client: socket.socket) -> bool:
         with contextlib.suppress(OSError):
             client.sendall(GRANT)
-            return _received(client) == DONE
+            return _receive_byte(client) == DONE
         return False
 
-    def client_left(self) -> None:
+    def drop_client(self) -> None:
         """Tell the server that a client's process ended, perhaps before it connected: do not wait for it."""
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as nobody:
             nobody.connect(self._path)
@@ -155,16 +155,16 @@ class TurnServer:
 
 
 @contextlib.contextmanager
-def turn_server(num_clients: int, seed: int = 0) -> Iterator[TurnServer]:
+def serve_turns(num_clients: int, seed: int = 0) -> Iterator[TurnServer]:
     """A server for as long as the context lasts."""
     with (
-        scratch_folder() as short,  # a Unix socket's path has room for 108 bytes only
+        make_scratch_folder() as short,  # a Unix socket's path has room for 108 bytes only
         contextlib.closing(TurnServer(short / "turns", seed, num_clients)) as server,
     ):
         yield server
 
 
-def _received(client: socket.socket) -> bytes:
+def _receive_byte(client: socket.socket) -> bytes:
     """The next byte; empty where the client has disconnected."""
     with contextlib.suppress(OSError):
         return client.recv(1)

@@ -11,13 +11,13 @@ from .errors import UsageError
 
 T = TypeVar("T")
 
-LEAST_DURATION_S = 0.1
+MIN_DURATION_S = 0.1
 """Shortest duration that an option takes: nothing that is measured here is done sooner."""
 
 _DURATION_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def suggest_known(word: str, known: Iterable[str]) -> str:
     """The tail of an error message: the nearest known word, then all of them."""
     names = list(known)
     near = difflib.get_close_matches(word, names, n=1, cutoff=0.4)
@@ -25,19 +25,19 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"{hint}known: {', '.join(names)}"
 
 
-def choice(known: Iterable[str]) -> Callable[[str], str]:
+def make_choice_parser(known: Iterable[str]) -> Callable[[str], str]:
     """A parser that takes one of `known`."""
     names = tuple(known)
 
     def parse(text: str) -> str:
         if text not in names:
-            raise UsageError(f"unknown value {text!r}; {did_you_mean(text, names)}")
+            raise UsageError(f"unknown value {text!r}; {suggest_known(text, names)}")
         return text
 
     return parse
 
 
-def csv(item: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
+def make_csv_parser(item: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
     """A parser of comma-separated values without duplicates."""
 
     def parse(text: str) -> tuple[T, ...]:
@@ -53,7 +53,7 @@ def csv(item: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
     return parse
 
 
-def named(key: str, parse: Callable[[str], T], text: str, *, where: str = "") -> T:
+def parse_option(key: str, parse: Callable[[str], T], text: str, *, where: str = "") -> T:
     """`parse` of `text`; its UsageError begins with `where` and names the option `key`."""
     try:
         return parse(text)
@@ -61,19 +61,19 @@ def named(key: str, parse: Callable[[str], T], text: str, *, where: str = "") ->
         raise UsageError(f"{where}--{key.replace('_', '-')}: {error}") from None
 
 
-def positive_int(text: str) -> int:
+def parse_positive_int(text: str) -> int:
     """A whole number of at least 1."""
-    return whole_number(text, least=1)
+    return parse_whole_number(text, least=1)
 
 
-def whole_number(text: str, *, least: int = 0) -> int:
+def parse_whole_number(text: str, *, least: int = 0) -> int:
     """A whole number of at least `least`."""
     if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < least:
         raise UsageError(f"{text!r} is not a whole number of at least {least}")
     return int(text)
 
 
-def switch(text: str) -> bool:
+def parse_switch(text: str) -> bool:
     """Read `on` or `off`, also `true` and `false`."""
     values = {"on": True, "true": True, "off": False, "false": False}
     if text.lower() not in values:
@@ -81,20 +81,20 @@ def switch(text: str) -> bool:
     return values[text.lower()]
 
 
-def duration_s(text: str) -> float:
+def parse_duration_s(text: str) -> float:
     """`90s`, `10m` or `1.5h`, in seconds. A bare number could be seconds or minutes and is refused."""
     if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
         raise UsageError(f"{text!r} has no unit; write {text}s or {text}m")
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]+)?)([smh])", text)
     seconds = float(match[1]) * _DURATION_S[match[2]] if match else 0.0
-    if seconds < LEAST_DURATION_S:
+    if seconds < MIN_DURATION_S:
         raise UsageError(
-            f"{text!r} is not a duration of {LEAST_DURATION_S:g}s or more; write it as 90s, 10m or 1.5h"
+            f"{text!r} is not a duration of {MIN_DURATION_S:g}s or more; write it as 90s, 10m or 1.5h"
         )
     return seconds
 
 
-def fraction(text: str) -> float:
+def parse_fraction(text: str) -> float:
     """`2%` or `0.02`, as a fraction between 0 and 1."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(%?)", text)
     value = float(match[1]) / (100 if match[2] else 1) if match else -1.0

@@ -17,10 +17,10 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import psutil
 import pynvml
 
-from ..common.process import allowed_cores
-from ..machine.gpus import ask_nvml, has_mps, names_of, nvml_devices, pair, visible
-from ..machine.host import cores_in, cpu_quota, environment, read_text
-from ..machine.load import other_loads, read_load
+from ..common.process import get_allowed_cores
+from ..machine.gpus import ask_nvml, describe_pair, find_visible_gpus, has_mps, list_uuids, open_nvml
+from ..machine.host import parse_cores, read_cpu_quota, read_text, select_environment
+from ..machine.load import compute_loads, read_load
 from ..machine.manifest import GpuPair
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ SAMPLE_S = 0.5
 
 
 @dataclass(frozen=True)
-class Answer:
+class CheckResult:
     """State of a part of the machine, and advice; `advice` is empty where nothing needs doing."""
 
     status: Status
@@ -43,30 +43,30 @@ class Answer:
     """Value of one GPU: `{}` in `text` stands for it, so that equal answers share a line."""
 
 
-UNKNOWN = Answer("unknown", "not readable here")
+UNKNOWN = CheckResult("unknown", "not readable here")
 
 
-def judged(status: Status, text: str, advice: str) -> Answer:
+def make_result(status: Status, text: str, advice: str) -> CheckResult:
     """Make an answer of any status; ok goes without the advice."""
-    return Answer(status, text, "" if status == "ok" else advice)
+    return CheckResult(status, text, "" if status == "ok" else advice)
 
 
-def worst(statuses: Iterable[Status]) -> Status:
+def find_worst(statuses: Iterable[Status]) -> Status:
     """Find the gravest of the statuses; ok without any."""
     return max(statuses, key=SEVERITY.index, default="ok")
 
 
-def graded(value: float, *, caution: float, bad: float) -> Status:
+def grade_value(value: float, *, caution: float, bad: float) -> Status:
     """Grade a value that is better the smaller it is; a limit belongs to the worse side."""
     return "bad" if value >= bad else "caution" if value >= caution else "ok"
 
 
-def figures(value: float) -> str:
+def format_figure(value: float) -> str:
     """Write cores and the like: `8`, `2.5`, `0.25`."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
-def attempt(read: Callable[[], T]) -> T | None:
+def try_reading(read: Callable[[], T]) -> T | None:
     """Return what `read` returns; None where this system has no such reading."""
     try:
         with warnings.catch_warnings():
@@ -100,18 +100,18 @@ class Host(contextlib.ExitStack):
 
     def __init__(self, root: Path) -> None:
         super().__init__()
-        self.root, self.env, self.quota = root, environment(), cpu_quota(root)
+        self.root, self.env, self.quota = root, select_environment(), read_cpu_quota(root)
         self.has_mps = has_mps()
-        self.shared_memory = attempt(lambda: shutil.disk_usage(root / "dev/shm"))
-        self.allowed = frozenset(allowed_cores())
-        self.nodes = _nodes(root)
+        self.shared_memory = try_reading(lambda: shutil.disk_usage(root / "dev/shm"))
+        self.allowed = frozenset(get_allowed_cores())
+        self.nodes = _read_nodes(root)
         # First what our own work would disturb: the load, then the GPUs, then the import of torch.
-        before = attempt(read_load)
+        before = try_reading(read_load)
         time.sleep(SAMPLE_S)
-        self.load = next(iter(other_loads([before], [attempt(read_load)])), None)
+        self.load = next(iter(compute_loads([before], [try_reading(read_load)])), None)
         self._open_gpus()
-        self.torch, self.torch_error = _torch()
-        self.num_cuda_devices = attempt(lambda: int(self.torch.cuda.device_count()))
+        self.torch, self.torch_error = _import_torch()
+        self.num_cuda_devices = try_reading(lambda: int(self.torch.cuda.device_count()))
 
     @property
     def num_gpus(self) -> int:
@@ -137,20 +137,22 @@ class Host(contextlib.ExitStack):
         self.gpu_error: str | None = None
         self.pairs: tuple[GpuPair, ...] = ()
         try:
-            handles = self.enter_context(nvml_devices())
+            handles = self.enter_context(open_nvml())
         except pynvml.NVMLError as error:
             absent = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
             if error.value not in absent:
                 self.gpus, self.gpu_error = None, str(error)
             return
-        chosen = visible(self.env.get("CUDA_VISIBLE_DEVICES"), [names_of(handle) for handle in handles])
+        chosen = find_visible_gpus(
+            self.env.get("CUDA_VISIBLE_DEVICES"), [list_uuids(handle) for handle in handles]
+        )
         self.gpus = tuple(Gpu(index, handles[index]) for index in chosen)
         self.num_gpus_present = len(handles)
         both = itertools.combinations(self.gpus, 2)
-        self.pairs = tuple(pair(a.index, b.index, a.handle, b.handle) for a, b in both)
+        self.pairs = tuple(describe_pair(a.index, b.index, a.handle, b.handle) for a, b in both)
 
 
-def _torch() -> tuple[Any, str]:
+def _import_torch() -> tuple[Any, str]:
     """Import torch: the module, or the first line of why it does not load."""
     try:
         return importlib.import_module("torch"), ""
@@ -158,14 +160,14 @@ def _torch() -> tuple[Any, str]:
         return None, next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
-def _nodes(root: Path) -> dict[int, frozenset[int]]:
+def _read_nodes(root: Path) -> dict[int, frozenset[int]]:
     """Cores by NUMA node; nodes of memory alone are left out."""
     found = {}
     for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
-        if cores := cores_in(read_text(folder / "cpulist") or ""):
+        if cores := parse_cores(read_text(folder / "cpulist") or ""):
             found[int(folder.name.removeprefix("node"))] = cores
     return found
 
 
-Check: TypeAlias = Callable[[Host], Answer | None]
+Check: TypeAlias = Callable[[Host], CheckResult | None]
 """Reads and judges; None where there is nothing to say of such a machine."""

@@ -9,19 +9,19 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from ..common.cli import Parser, entry_point
+from ..common.cli import Parser, make_main
 from ..common.console import print_table
 from ..common.errors import ExitCode
-from ..common.text import to_json, visible
+from ..common.text import escape_controls, to_json
 from .gpu import GPU_CHECKS
-from .host import Answer, Host, worst
+from .host import CheckResult, Host, find_worst
 from .resources import RESOURCE_CHECKS
 
 CHECKS = {**GPU_CHECKS, **RESOURCE_CHECKS}
 STYLES = {"ok": "green", "unknown": "dim", "caution": "yellow", "bad": "bold red"}
 
 
-def parser() -> Parser:
+def make_parser() -> Parser:
     """Make the command line's parser."""
     made = Parser(
         "doctor",
@@ -40,12 +40,12 @@ def parser() -> Parser:
     return made
 
 
-@entry_point("doctor")
+@make_main("doctor")
 def main(argv: list[str]) -> int:
     """Run the command and return its exit code."""
-    options = parser().parse_args(argv)
+    options = make_parser().parse_args(argv)
     found = examine()
-    grave = worst(answer.status for answer in found.values())
+    grave = find_worst(answer.status for answer in found.values())
     shown = {n: a for n, a in found.items() if not options.quiet or a.status in ("caution", "bad")}
     if options.json:
         lines = [
@@ -53,13 +53,13 @@ def main(argv: list[str]) -> int:
         ]
         print(to_json({"status": grave, "findings": lines}))
     else:
-        show(shown)
+        print_checks(shown)
         if not options.quiet:
-            print(summary(found.values()))
+            print(summarize_checks(found.values()))
     return ExitCode.FAILED if grave == "bad" else ExitCode.OK
 
 
-def examine(root: Path = Path("/")) -> dict[str, Answer]:
+def examine(root: Path = Path("/")) -> dict[str, CheckResult]:
     """Make every check, in reading order, and return what it found, by its name.
 
     It takes a few seconds, most of them for importing torch. `root` is where /proc and /sys are found.
@@ -68,20 +68,20 @@ def examine(root: Path = Path("/")) -> dict[str, Answer]:
         return {name: answer for name, check in CHECKS.items() if (answer := check(host)) is not None}
 
 
-def show(found: Mapping[str, Answer]) -> None:
+def print_checks(found: Mapping[str, CheckResult]) -> None:
     """Print one line per answer, and what to do under it."""
     if not found:
         return
     table = Table.grid(padding=(0, 2))
     for name, answer in found.items():
-        text = Text(visible(answer.text))
+        text = Text(escape_controls(answer.text))
         if answer.advice:
-            text.append(f"\ndo: {visible(answer.advice)}", style="italic")
+            text.append(f"\ndo: {escape_controls(answer.advice)}", style="italic")
         table.add_row(Text(answer.status, style=STYLES[answer.status]), Text(name), text)
     print_table(table)
 
 
-def summary(found: Iterable[Answer]) -> str:
+def summarize_checks(found: Iterable[CheckResult]) -> str:
     """Count the answers and say what they mean for a measurement."""
     counts = Counter(answer.status for answer in found)
     numbers = ", ".join(f"{counts[status]} {status}" for status in ("bad", "caution", "unknown", "ok"))

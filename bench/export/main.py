@@ -10,7 +10,7 @@ from ..common.errors import ExitCode, UsageError
 FORMATS = "pytest-benchmark", "zip"
 
 
-def parser() -> cli.Parser:
+def make_parser() -> cli.Parser:
     """The command line."""
     made = cli.Parser(
         "export",
@@ -36,25 +36,25 @@ def parser() -> cli.Parser:
     return made
 
 
-@cli.entry_point("export")
+@cli.make_main("export")
 def main(argv: list[str]) -> int:
     """Entry point of the command; the exit status."""
-    options = parser().parse_args(argv)
-    name = values.named("format", values.choice(FORMATS), options.format)
+    options = make_parser().parse_args(argv)
+    name = values.parse_option("format", values.make_choice_parser(FORMATS), options.format)
     # pandas takes a second
     from ..results import archive
     from ..results.run_folder import write_output
     from ..results.store import load_run
-    from .pytest_benchmark import pytest_benchmark
+    from .pytest_benchmark import write_pytest_benchmark
 
     run = load_run(options.run)
     if name == "zip":
         if options.out is None or options.out.suffix != archive.SUFFIX:
             raise UsageError(f"--format zip needs --out FILE{archive.SUFFIX}, by which an archive is known")
-        content = archive.packed(archive.public_members(run))
+        content = archive.encode_archive(archive.publish_members(run))
         write_output(options.out, lambda part: part.write_bytes(content), option="--out")
         return ExitCode.OK
-    text = pytest_benchmark(run)
+    text = write_pytest_benchmark(run)
     if options.out is None:
         print(text)
     else:

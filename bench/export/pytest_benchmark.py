@@ -8,21 +8,21 @@ import numpy as np
 
 from ..common.errors import UsageError
 from ..common.text import to_json
-from ..findings.wording import CPU_STAND_IN, place
-from ..results.archive import data_kind
+from ..findings.wording import CPU_STAND_IN, name_devices
+from ..results.archive import name_data_kind
 from ..results.case_columns import IDENTITY
-from ..results.case_result import CaseResult, text
+from ..results.case_result import CaseResult, get_text
 from ..results.store import RunData
 
 _NO_LABELS = {"case_id", "status", "reason", "reason_code"}
 
 
-def pytest_benchmark(run: RunData) -> str:
+def write_pytest_benchmark(run: RunData) -> str:
     """Write the measured cases of a run as JSON, times in seconds per step of the slowest rank.
 
     Raises UsageError where no case has timed blocks.
     """
-    steps_ms = run.times.step_ms("timed")
+    steps_ms = run.times.collect_step_ms("timed")
     cases = [case for case in run.results if case.is_ok and case.case_id in steps_ms]
     if not cases:
         raise UsageError(f"{run.path} has no measured case with its timed blocks; name a run that has")
@@ -41,17 +41,17 @@ def pytest_benchmark(run: RunData) -> str:
     return to_json(
         {
             "machine_info": {name: told for name, told in machine.items() if told} | {"cpu": cpu},
-            "commit_info": _commit(run),
+            "commit_info": _describe_commit(run),
             "benchmarks": [
                 {
                     "group": None,
-                    "name": _title(case),
-                    "fullname": _title(case),
+                    "name": _name_case(case),
+                    "fullname": _name_case(case),
                     "params": None,
                     "param": None,
-                    "extra_info": _labels(case),
+                    "extra_info": _make_labels(case),
                     "options": {},
-                    "stats": _stats(
+                    "stats": _describe_times(
                         [ms / 1000 for _, ms in sorted(steps_ms[case.case_id].items())],
                         int(num_steps[case.case_id]),
                     ),
@@ -63,29 +63,29 @@ def pytest_benchmark(run: RunData) -> str:
     )
 
 
-def _title(case: CaseResult) -> str:
+def _name_case(case: CaseResult) -> str:
     """Name it for tools that take nothing but a name: workload, case, devices, stand-ins told as such."""
     stand_in = " (CPU stand-in)" if case.is_stand_in else ""
-    return f"{case.arch} {case.case_id}, {place(case)}{stand_in}".strip()
+    return f"{case.arch} {case.case_id}, {name_devices(case)}{stand_in}".strip()
 
 
-def _labels(case: CaseResult) -> dict[str, str]:
+def _make_labels(case: CaseResult) -> dict[str, str]:
     """Label a case: as text by column of cases.csv, its throughput, and a note where it has no GPUs."""
-    found = {column.name: _label(case.cells.get(column.name)) for column in IDENTITY}
-    found["data"] = data_kind(found["data"])
+    found = {column.name: _format_label(case.cells.get(column.name)) for column in IDENTITY}
+    found["data"] = name_data_kind(found["data"])
     found["note"] = CPU_STAND_IN if case.device_type == "cpu" else ""
     if rate := case.images_per_s:
         found[f"{case.unit}_per_s"] = f"{rate.estimate:.6g}"
     return {name: told for name, told in found.items() if told and name not in _NO_LABELS}
 
 
-def _label(value: Any) -> str:
+def _format_label(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return str(value).lower() if isinstance(value, bool) else text(value)
+    return str(value).lower() if isinstance(value, bool) else get_text(value)
 
 
-def _commit(run: RunData) -> dict[str, Any]:
+def _describe_commit(run: RunData) -> dict[str, Any]:
     """Return the commit that was measured: of the user's workload where that is known, else of ddp-bench."""
     code = run.manifest.workload
     is_known = code is not None and code.commit is not None
@@ -100,7 +100,7 @@ def _commit(run: RunData) -> dict[str, Any]:
     }
 
 
-def _stats(data: list[float], iterations: int) -> dict[str, Any]:
+def _describe_times(data: list[float], iterations: int) -> dict[str, Any]:
     """Describe step times, in seconds, one per round, in pytest-benchmark's words.
 
     Its quartiles are Hazen's. `ld15iqr` and `hd15iqr` are the ends of the data that lie within 1.5

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ..common.numbers import count, ratio, with_interval
-from ..common.text import listed
+from ..common.numbers import format_integer, format_interval, format_ratio
+from ..common.text import format_list
 from ..plan.modes import SPECS
 from ..results.case_result import CaseResult
-from ..results.comparisons import FASTER, SLOWER, Comparison, by_variant, default_of, name_within
+from ..results.comparisons import FASTER, SLOWER, Comparison, find_default, group_variants, name_within
 from ..results.store import RunData
 from ..stats.fit import MIN_ROUNDS
 from .communication import answer_communication
@@ -18,16 +18,16 @@ from .late_ranks import describe_straggler
 from .published import answer_published
 from .settings import answer_compile, answer_settings
 from .verdicts import BATCH, RESOLVED, WRAPPER, Verdict, answer_by_ratio
-from .wording import mode_name, place, variant_labels
+from .wording import name_devices, name_mode, name_variants
 
 HEADING, ONE_DEVICE = "DP, DDP or one device", "one device"
 BATCH_HEADING = "Fastest batch size"
 
-CHANGES = "Another batch size changes the training: check the loss"
+BATCH_NOTE = "Another batch size changes the training: check the loss"
 
-OWN_COST = "On one device nothing is communicated: the difference is DDP's own overhead"
+OVERHEAD_NOTE = "On one device nothing is communicated: the difference is DDP's own overhead"
 
-PUBLISHED = (
+PUBLISHED_NOTE = (
     "DP against DDP, published of 200 steps of GPT-2 on 2 TITAN RTX: with NVLink DP 111 s, DDP 102 s; "
     "without it DDP 131 s (transformers documentation)"
 )
@@ -37,9 +37,9 @@ PUBLISHED = (
 def answer_questions(run: RunData) -> list[Verdict]:
     """Answer what the run allows, by batch size and mode of torch.compile: each variant is a workload."""
     found = []
-    for label, group in by_variant_label(run.results):
-        here = headline(group)
-        ids, ddp = {case.case_id for case in here}, default_of(here)
+    for label, group in label_variants(run.results):
+        here = select_headline(group)
+        ids, ddp = {case.case_id for case in here}, find_default(here)
         known = [one for one in run.compared if {one.case_id, one.reference_id} <= ids]
         wrapper, settings = answer_wrapper(here, known, run.manifest.margin), answer_settings(here, known)
         if wrapper and settings and settings.paste:  # a setting that is faster and trains the same
@@ -51,13 +51,13 @@ def answer_questions(run: RunData) -> list[Verdict]:
     return [*found, *answer_published(run)]
 
 
-def by_variant_label(cases: Iterable[CaseResult]) -> list[tuple[str, list[CaseResult]]]:
+def label_variants(cases: Iterable[CaseResult]) -> list[tuple[str, list[CaseResult]]]:
     """Group cases by batch size and mode of torch.compile, with a label where there are several."""
-    groups = [*by_variant(cases).values()]
-    return [*zip(variant_labels([group[0] for group in groups]), groups, strict=True)]
+    groups = [*group_variants(cases).values()]
+    return [*zip(name_variants([group[0] for group in groups]), groups, strict=True)]
 
 
-def headline(cases: Sequence[CaseResult]) -> list[CaseResult]:
+def select_headline(cases: Sequence[CaseResult]) -> list[CaseResult]:
     """Select measured cases of the largest device count that they have for themselves; of one device, DDP.
 
     Where all share CPU cores, those of the largest count; GPUs that are shared answer nothing.
@@ -81,7 +81,7 @@ def select_batches(cases: Sequence[CaseResult]) -> list[CaseResult]:
     """
     cases = [case for case in cases if case.compile == cases[0].compile]
     singles = (case for case in cases if case.is_ok and case.mode == "single")
-    chosen = default_of(headline(cases)) or next(singles, None)
+    chosen = find_default(select_headline(cases)) or next(singles, None)
     alike = [case for case in cases if chosen and name_within(case) == name_within(chosen)]
     return [*{case.batch: case for case in reversed(alike)}.values()][::-1]
 
@@ -90,12 +90,17 @@ def answer_batch(cases: Sequence[CaseResult], comparisons: Sequence[Comparison])
     """Say which batch size is the fastest per sample and which is the largest that fits, if several."""
     alike = select_batches(cases)
     by_id = {case.case_id: case for case in alike if case.is_ok}
-    out = [count(case.batch) for case in alike if case.status == "oom"]
+    out = [format_integer(case.batch) for case in alike if case.status == "oom"]
     if len(by_id) + len(out) < 2 or not by_id:
         return []
     largest = max(by_id.values(), key=lambda case: case.batch or 0)
-    where, lacking = f" for {mode_name(largest)} on {place(largest)}", f"{listed(out)} ran out of memory"
-    fits = f"The largest batch size that fits is {count(largest.batch)}{f'; {lacking}' if out else ''}"
+    where, lacking = (
+        f" for {name_mode(largest)} on {name_devices(largest)}",
+        f"{format_list(out)} ran out of memory",
+    )
+    fits = (
+        f"The largest batch size that fits is {format_integer(largest.batch)}{f'; {lacking}' if out else ''}"
+    )
     known = [one for one in comparisons if {one.case_id, one.reference_id} <= by_id.keys()]
     best = max(known, key=lambda one: one.ratio.estimate, default=None)
     if best is None:
@@ -111,7 +116,7 @@ def answer_batch(cases: Sequence[CaseResult], comparisons: Sequence[Comparison])
             names,
             f" per sample{where}{of_several}",
             heading=BATCH_HEADING,
-            notes=(fits, CHANGES),
+            notes=(fits, BATCH_NOTE),
         )
     ]
 
@@ -127,28 +132,28 @@ def answer_wrapper(
             best = dp if one.answer == SLOWER else ddp
             alone, notes = best.speedup, []
             if alone and alone.high < 1:
-                notes = [f"One device is {ratio(alone.inverted())} as fast as {mode_name(best)}"]
+                notes = [f"One device is {format_ratio(alone.invert())} as fast as {name_mode(best)}"]
             lines = {FASTER: "model = DDP(model)", SLOWER: "model = nn.DataParallel(model)"}
             names, how = (
-                (mode_name(ddp), mode_name(dp)),
+                (name_mode(ddp), name_mode(dp)),
                 {"paste": lines.get(one.answer, ""), "notes": (*notes,)},
             )
-            return answer_by_ratio(WRAPPER, one, names, f" on {place(ddp)}", heading=HEADING, **how)
-    case = default_of(cases) or next((case for case in cases if not case.is_stand_in), None)
+            return answer_by_ratio(WRAPPER, one, names, f" on {name_devices(ddp)}", heading=HEADING, **how)
+    case = find_default(cases) or next((case for case in cases if not case.is_stand_in), None)
     if case is None or case.speedup is None:
         return None
     # Not a comparison of the run: whether rounds are too few for it, its interval alone says.
     one = Comparison(case.case_id, ONE_DEVICE, case.speedup, margin, MIN_ROUNDS)
     stand_ins = [one for one in cases if one.is_stand_in]
-    background = (*map(_describe_stages, stand_ins[:1]), PUBLISHED if stand_ins else "")
+    background = (*map(_describe_stages, stand_ins[:1]), PUBLISHED_NOTE if stand_ins else "")
     is_overhead = case.num_devices == 1 and one.answer in (FASTER, SLOWER)
     return answer_by_ratio(
         WRAPPER,
         one,
-        (f"{mode_name(case)} on {place(case)}", ONE_DEVICE),
+        (f"{name_mode(case)} on {name_devices(case)}", ONE_DEVICE),
         "; DP is not measurable without GPUs" if stand_ins else "",
         heading=f"{SPECS[case.mode].label} or {ONE_DEVICE}",
-        notes=(OWN_COST,) if is_overhead else (),
+        notes=(OVERHEAD_NOTE,) if is_overhead else (),
         background=tuple(filter(None, background)),
     )
 
@@ -156,10 +161,10 @@ def answer_wrapper(
 def _describe_stages(stand_in: CaseResult) -> str:
     """Write what the stages of DP's stand-in take of its step; empty where one was not measured."""
     names = ("replicate", "scatter", "gather", "reduce")
-    stages = {name: ms for name in names if (ms := stand_in.interval(f"dp_{name}_ms")) is not None}
+    stages = {name: ms for name in names if (ms := stand_in.get_interval(f"dp_{name}_ms")) is not None}
     if len(stages) < len(names):
         return ""
     largest = sorted(stages.items(), key=lambda stage: -stage[1].estimate)
-    parts = ", ".join(f"{name} {with_interval(ms, 'ms', digits=2)}" for name, ms in largest)
+    parts = ", ".join(f"{name} {format_interval(ms, 'ms', digits=2)}" for name, ms in largest)
     few = " (few rounds: no intervals)" * any(math.isnan(ms.low) for ms in stages.values())
     return f"Stages of emulated DP, in a pass of their own: {parts}{few}"

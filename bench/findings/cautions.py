@@ -13,36 +13,36 @@ from typing import Any
 import numpy as np
 import scipy
 
-from ..common.cli import command, speaker
-from ..common.numbers import number, per_second, plural, short
+from ..common.cli import format_command, get_message_prefix
+from ..common.numbers import format_count, format_number, format_rate_unit, format_short
 from ..machine.gpus import FAULTS
-from ..machine.load import MOST_BUSY, MOST_STEAL
+from ..machine.load import MAX_BUSY, MAX_STEAL
 from ..machine.manifest import Manifest
-from ..results.aggregate import images_per_s_by_round
+from ..results.aggregate import compute_images_per_s
 from ..results.case_result import CaseResult
 from ..results.round_times import ByRound, RoundTimes
 from ..stats.interval import Interval
-from .answers import by_variant_label, headline
-from .wording import case_label
+from .answers import label_variants, select_headline
+from .wording import label_case
 
-MOST_SPLIT_EFFECT = 1e-2
+MAX_SPLIT_EFFECT = 1e-2
 """More of `split_effect` is no rounding: float32 leaves 1e-3 at most."""
 
-MOST_THROTTLED_PCT = 5.0
+MAX_THROTTLED_PCT = 5.0
 """Share of samples with clocks held down below which nothing is said.
 
 Clocks a fifth lower in so many samples make 1% of the rate, which is what a GPU's margin calls equal.
 """
 
-UNEQUAL_CLOCKS = 1.02
+MAX_CLOCK_RATIO = 1.02
 """Ratio of two cases' clocks above which they were compared at different speeds: twice a GPU's margin."""
 
-LEAST_STEAL = 0.005
+MIN_STEAL = 0.005
 """Share of the time that is no rounding of 0%."""
 
 DIRECTION, SIZES, TRANSFER = "direction", "sizes", "transfer"
 
-WEAKENS = {
+WEAKENED_BY = {
     "few rounds": DIRECTION,
     "not proved": DIRECTION,
     "unequal weights": DIRECTION,
@@ -63,7 +63,7 @@ class Caution:
     """Something to know before trusting a run; `case_id` is the worst of the cases concerned, if any."""
 
     kind: str
-    """One of `WEAKENS`."""
+    """One of `WEAKENED_BY`."""
     text: str
     advice: str
     case_id: str | None = None
@@ -76,7 +76,7 @@ class Caution:
         return f"{self.text}. What helps: {self.advice}"
 
 
-def load_shares(manifest: Manifest) -> tuple[float, float] | None:
+def get_load_shares(manifest: Manifest) -> tuple[float, float] | None:
     """Return the shares of a run's cores that other programs and other guests of the hypervisor used.
 
     Fractions over its rounds, the largest of any machine; None where the manifest does not tell.
@@ -87,22 +87,24 @@ def load_shares(manifest: Manifest) -> tuple[float, float] | None:
 
 def is_busy(manifest: Manifest) -> bool:
     """Return whether others used so much of the cores that steps on them took longer."""
-    shares = load_shares(manifest)
-    return shares is not None and (shares[0] > MOST_BUSY or shares[1] > MOST_STEAL)
+    shares = get_load_shares(manifest)
+    return shares is not None and (shares[0] > MAX_BUSY or shares[1] > MAX_STEAL)
 
 
-def said_load(manifest: Manifest) -> str:
+def describe_load(manifest: Manifest) -> str:
     """Say what others used of the cores; empty where that is not known."""
-    if (shares := load_shares(manifest)) is None:
+    if (shares := get_load_shares(manifest)) is None:
         return ""
     busy, steal = (f"{100 * share:.0f}%" for share in shares)
-    guests = f", other guests {steal}" if shares[1] >= LEAST_STEAL else ""
+    guests = f", other guests {steal}" if shares[1] >= MIN_STEAL else ""
     waiting = manifest.load_before
-    before = "" if waiting is None else f"; before it {number(waiting, 2)} programs per core ran or waited"
+    before = (
+        "" if waiting is None else f"; before it {format_number(waiting, 2)} programs per core ran or waited"
+    )
     return f"other programs used {busy} of the cores{guests}{before}"
 
 
-def of_conditions(
+def check_conditions(
     manifest: Manifest, cases: Sequence[CaseResult], ok: Sequence[CaseResult]
 ) -> Iterator[Caution]:
     """Find what speaks against the `cases` of a run but for their rounds, `ok` being the measured ones."""
@@ -110,7 +112,7 @@ def of_conditions(
         yield Caution(
             kind="not proved",
             case_id=unproved[0].case_id,
-            text=f"{plural(len(unproved), 'case')} of {len(cases)} could not be proved to train right: "
+            text=f"{format_count(len(unproved), 'case')} of {len(cases)} could not be proved to train right: "
             f"{unproved[0].not_proved}",
             advice=unproved[0].proved_by,
         )
@@ -124,47 +126,49 @@ def of_conditions(
     if is_busy(manifest) and any(case.device_type == "cpu" for case in cases):
         yield Caution(
             kind="other load",
-            text=f"{said_load(manifest)} during the rounds: steps are longer than on an idle machine",
-            advice=f"stop other programs, or use a dedicated machine; {command('doctor')} shows the load",
+            text=f"{describe_load(manifest)} during the rounds: steps are longer than on an idle machine",
+            advice=f"stop other programs, or use a dedicated "
+            f"machine; {format_command('doctor')} shows the load",
         )
     split_effect = max((case.split_effect or 0.0 for case in cases), default=0.0)
-    if split_effect > MOST_SPLIT_EFFECT:
+    if split_effect > MAX_SPLIT_EFFECT:
         yield Caution(
             kind="unequal weights",
             text="the loss is no mean over rows of equal weight: its mean over the devices' parts of a batch "
-            f"has a gradient up to {short(100 * split_effect, 2)}% off that of the whole; so modes train "
+            f"has a gradient up to {format_short(100 * split_effect, 2)}% off that of the whole; "
+            f"so modes train "
             "differently",
             advice="compare their speed, not their losses; or average within each row first, then over rows",
         )
-    slowed = {case: share for case in ok if (share := case.throttled_pct or 0.0) > MOST_THROTTLED_PCT}
+    slowed = {case: share for case in ok if (share := case.throttled_pct or 0.0) > MAX_THROTTLED_PCT}
     if slowed:
         worst = max(slowed, key=slowed.__getitem__)
         reasons = sorted({why for case in slowed for why in case.throttle_reasons.split(", ") if why})
         raised = "raise the power limit (sudo nvidia-smi -pl), or compare only runs under this one"
-        cooled = f"look at cooling and power supply ({command('doctor')}), then measure again"
+        cooled = f"look at cooling and power supply ({format_command('doctor')}), then measure again"
         yield Caution(
             kind="slowed GPUs",
             case_id=worst.case_id,
-            text=f"{plural(len(slowed), 'case')} of {len(ok)} ran with a GPU slowed by "
-            f"{' and '.join(reasons)} (at worst {case_label(worst)}: {slowed[worst]:.0f}% of samples)",
+            text=f"{format_count(len(slowed), 'case')} of {len(ok)} ran with a GPU slowed by "
+            f"{' and '.join(reasons)} (at worst {label_case(worst)}: {slowed[worst]:.0f}% of samples)",
             advice=raised if FAULTS.isdisjoint(reasons) else cooled,
         )
     clocks = {case: case.sm_clock_mhz for case in ok if case.sm_clock_mhz}
     low, high = (end(clocks, key=clocks.__getitem__, default=None) for end in (min, max))
-    if low and high and clocks[high] > UNEQUAL_CLOCKS * clocks[low]:
+    if low and high and clocks[high] > MAX_CLOCK_RATIO * clocks[low]:
         yield Caution(
             kind="unequal clocks",
             case_id=low.case_id,
             text=f"GPU clocks differ by {100 * (clocks[high] / clocks[low] - 1):.1f}% between cases "
-            f"({case_label(low)}: {clocks[low]:.0f} MHz; {case_label(high)}: {clocks[high]:.0f} MHz): their "
+            f"({label_case(low)}: {clocks[low]:.0f} MHz; {label_case(high)}: {clocks[high]:.0f} MHz): their "
             "comparison is partly one of clocks",
             advice="lock the clocks (sudo nvidia-smi -lgc) at a value that every case can hold",
         )
-    if (links := slow_links(manifest, cases)) is not None:
+    if (links := find_slow_links(manifest, cases)) is not None:
         yield links
 
 
-def slow_links(manifest: Manifest, cases: Iterable[CaseResult]) -> Caution | None:
+def find_slow_links(manifest: Manifest, cases: Iterable[CaseResult]) -> Caution | None:
     """Find slow pairs of GPUs that measured cases used; what is not known is not told."""
     pairs = [(name, pair) for name, host in manifest.hosts.items() for pair in host.gpu_pairs]
     with_nvlink = {name for name, pair in pairs if pair.nvlink}
@@ -174,20 +178,20 @@ def slow_links(manifest: Manifest, cases: Iterable[CaseResult]) -> Caution | Non
         if pair.peer_access is False or (pair.nvlink is False and name in with_nvlink)
     ]
     on_gpus = [case for case in cases if case.is_ok and case.device_type == "cuda" and case.num_devices > 1]
-    used = {case: sum(pair <= _gpus(manifest, case) for pair in slow) for case in on_gpus}
+    used = {case: sum(pair <= _list_gpus(manifest, case) for pair in slow) for case in on_gpus}
     worst = max(used, key=used.__getitem__, default=None)
     if worst is None or not used[worst]:
         return None
     return Caution(
         kind="slow links",
         case_id=worst.case_id,
-        text=f"{case_label(worst)} used {plural(used[worst], 'pair')} of GPUs without peer access, or "
+        text=f"{label_case(worst)} used {format_count(used[worst], 'pair')} of GPUs without peer access, or "
         "without the NVLink that others of the machine have: the slowest link sets the pace of an all-reduce",
-        advice=f"{command('doctor')}, line GPU links; choose GPUs with CUDA_VISIBLE_DEVICES",
+        advice=f"{format_command('doctor')}, line GPU links; choose GPUs with CUDA_VISIBLE_DEVICES",
     )
 
 
-def _gpus(manifest: Manifest, case: CaseResult) -> set[tuple[str, int]]:
+def _list_gpus(manifest: Manifest, case: CaseResult) -> set[tuple[str, int]]:
     """Host and place there of each GPU of a case, as far as UUIDs tell; DP's replicas are on the first."""
     ranks = manifest.ranks[: case.num_devices]
     if case.mode == "dp":
@@ -197,41 +201,41 @@ def _gpus(manifest: Manifest, case: CaseResult) -> set[tuple[str, int]]:
     return {places[rank.gpu] for rank in ranks if rank.gpu in places}
 
 
-FALSE_ALARMS = 0.01
+MAX_FALSE_POSITIVE_RATE = 0.01
 """Share of runs with noise only in which drift is told."""
 
-MATTERS = 0.02
+MIN_DRIFT = 0.02
 """Change of pace, a share, below which nothing is said."""
 
-FEWEST_ROUNDS = 5
+MIN_ROUNDS = 5
 
-SCATTERED = 0.10
+MAX_SCATTER = 0.10
 """Scatter of the rounds of a case about its median, a share; the fit bounds what each of them does."""
 
 
-def of_rounds(ok: Sequence[CaseResult], times: RoundTimes) -> Iterator[Caution]:
+def check_rounds(ok: Sequence[CaseResult], times: RoundTimes) -> Iterator[Caution]:
     """Yield what the rounds say against the measured cases `ok` of a run, one per kind."""
     by_id = {case.case_id: case for case in ok}
     found = {
         by_id[case_id]: rates
-        for case_id, by_round in images_per_s_by_round(times, ok).items()
+        for case_id, by_round in compute_images_per_s(times, ok).items()
         if (rates := {r: rate for r, rate in by_round.items() if 0 < rate < math.inf})
     }
     if not found:
         return
     fewest = min(found, key=lambda case: len(found[case]))
-    if (num_rounds := len(found[fewest])) < FEWEST_ROUNDS:
-        num_few = sum(len(by_round) < FEWEST_ROUNDS for by_round in found.values())
+    if (num_rounds := len(found[fewest])) < MIN_ROUNDS:
+        num_few = sum(len(by_round) < MIN_ROUNDS for by_round in found.values())
         yield Caution(
             kind="few rounds",
             case_id=fewest.case_id,
-            text=f"{plural(num_few, 'case')} of {len(found)} with fewer than {FEWEST_ROUNDS} rounds "
-            f"({case_label(fewest)}: {num_rounds}): intervals are wide, and drift could not be seen",
-            advice=f"{speaker('run')} --rounds 10, or a longer --max-time",
+            text=f"{format_count(num_few, 'case')} of {len(found)} with fewer than {MIN_ROUNDS} rounds "
+            f"({label_case(fewest)}: {num_rounds}): intervals are wide, and drift could not be seen",
+            advice=f"{get_message_prefix('run')} --rounds 10, or a longer --max-time",
         )
-    paces = pace(found)
+    paces = compute_pace(found)
     per_round = 0.0
-    if (change := _drift(paces)) is not None:
+    if (change := _estimate_drift(paces)) is not None:
         per_round, first, last = change.estimate, min(paces), max(paces)
         slopes = per_round, change.low, change.high
         percent, low, high = (100 * math.expm1(slope * (last - first)) for slope in slopes)
@@ -240,37 +244,39 @@ def of_rounds(ok: Sequence[CaseResult], times: RoundTimes) -> Iterator[Caution]:
             short=f"the machine became {abs(percent):.0f}% {'faster' if percent > 0 else 'slower'} during it",
             text=f"the pace of all cases changed by {percent:+.1f}% [{low:+.1f}, {high:+.1f}] from round "
             f"{first} to {last}; speed-up and efficiency are formed inside rounds and stand, "
-            f"{per_second(ok[0].unit)} and ms do not carry over to another run",
-            advice=f"{command('doctor')} for the cause; compare versions with {speaker('gate')} --interleave",
+            f"{format_rate_unit(ok[0].unit)} and ms do not carry over to another run",
+            advice=f"{format_command('doctor')} for the cause; compare versions "
+            f"with {get_message_prefix('gate')} --interleave",
         )
-    answers = answering(ok)
+    answers = select_answering(ok)
     beyond = {
-        case: _scatter(by_round, per_round)
+        case: _compute_scatter(by_round, per_round)
         for case, by_round in found.items()
-        if case.case_id in answers and len(by_round) >= FEWEST_ROUNDS
+        if case.case_id in answers and len(by_round) >= MIN_ROUNDS
     }
     worst = max(beyond, key=beyond.__getitem__, default=None)
-    if worst is not None and beyond[worst] > SCATTERED:
-        num_wide = sum(share > SCATTERED for share in beyond.values())
+    if worst is not None and beyond[worst] > MAX_SCATTER:
+        num_wide = sum(share > MAX_SCATTER for share in beyond.values())
         size = f"{math.expm1(beyond[worst]):.0%}"
         yield Caution(
             kind="scattered rounds",
             case_id=worst.case_id,
             short=f"rounds that vary by up to {size}",
             text=f"rounds scatter by {size} about the median "
-            f"({case_label(worst)}; {plural(num_wide, 'case')} of {len(beyond)} by more than "
-            f"{100 * SCATTERED:.0f}%)",
-            advice=f"{command('doctor')} for what else runs; more --rounds, medians outvote single blocks",
+            f"({label_case(worst)}; {format_count(num_wide, 'case')} of {len(beyond)} by more than "
+            f"{100 * MAX_SCATTER:.0f}%)",
+            advice=f"{format_command('doctor')} for what else runs; more --rounds, medians "
+            f"outvote single blocks",
         )
 
 
-def answering(ok: Sequence[CaseResult]) -> set[str]:
+def select_answering(ok: Sequence[CaseResult]) -> set[str]:
     """The cases that answers rest on, with `single`; none where nothing is compared."""
-    found = {case.case_id for _, group in by_variant_label(ok) for case in headline(group)}
+    found = {case.case_id for _, group in label_variants(ok) for case in select_headline(group)}
     return found and found | {case.case_id for case in ok if case.mode == "single"}
 
 
-def pace(found: Mapping[Any, ByRound]) -> ByRound:
+def compute_pace(found: Mapping[Any, ByRound]) -> ByRound:
     """Return, for every round, the median over its cases of throughput over the case's own median."""
     relative: dict[int, list[float]] = {}
     for by_round in found.values():
@@ -282,16 +288,16 @@ def pace(found: Mapping[Any, ByRound]) -> ByRound:
     return {r: float(np.median(v)) for r, v in sorted(relative.items()) if 2 * len(v) >= whole}
 
 
-def _drift(paces: ByRound) -> Interval | None:
+def _estimate_drift(paces: ByRound) -> Interval | None:
     """Test the log pace for drift (Kendall); its slope per round (Theil-Sen), None without drift."""
     rounds, logs = np.array(list(paces), dtype=float), np.log(list(paces.values()))
-    if len(rounds) <= FEWEST_ROUNDS or scipy.stats.kendalltau(rounds, logs).pvalue > FALSE_ALARMS:
+    if len(rounds) <= MIN_ROUNDS or scipy.stats.kendalltau(rounds, logs).pvalue > MAX_FALSE_POSITIVE_RATE:
         return None
     slope, _, low, high = map(float, scipy.stats.theilslopes(logs, rounds))
-    return None if abs(slope) * (rounds[-1] - rounds[0]) < MATTERS else Interval(slope, low, high)
+    return None if abs(slope) * (rounds[-1] - rounds[0]) < MIN_DRIFT else Interval(slope, low, high)
 
 
-def _scatter(by_round: ByRound, per_round: float) -> float:
+def _compute_scatter(by_round: ByRound, per_round: float) -> float:
     """Return the scatter of rounds without drift, in logs; a twentieth on either side is left out."""
     logs = np.log(list(by_round.values())) - per_round * np.array(list(by_round))
     return float(np.abs(np.quantile(logs, (0.05, 0.95)) - np.median(logs)).max())

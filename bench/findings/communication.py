@@ -6,26 +6,26 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from ..common.numbers import places, to_places, with_interval
+from ..common.numbers import choose_places, format_interval, format_to_places
 from ..results.case_result import CaseResult
 from ..results.comparisons import EQUAL, FASTER, TOO_FEW, UNRESOLVED
 from ..results.store import RunData
-from ..stats.fit import FITTED, Column, Typical
+from ..stats.fit import FITTED_PHASES, Column, FittedSteps
 from ..stats.interval import Interval
 from .verdicts import COMMUNICATION, MIN_SHARE, RESOLVED, TOO_FEW_ROUNDS, Saving, Verdict
-from .wording import hidden_share, place
+from .wording import get_hidden_share, name_devices
 
 EXPOSED, ALL_REDUCE = "exposed communication", "all-reduce that is not overlapped"
 CONTENTION, BUFFERS = "contention and waiting during communication", "DDP's broadcast of buffers"
 COPIES, OWN_WORK = "copying gradients into buckets and back", "DDP's own overhead on one device"
 RANKS, DATA = "waiting for the slowest rank", "data loading"
 
-OF_COMMUNICATION = (EXPOSED, ALL_REDUCE)
+COMMUNICATION_SAVINGS = (EXPOSED, ALL_REDUCE)
 """Savings that smaller or better placed messages bring."""
 
 REMEDIES = {
     **dict.fromkeys(
-        OF_COMMUNICATION,
+        COMMUNICATION_SAVINGS,
         "--comm-hook bf16 (halves the bytes, but changes the training), a larger batch or a faster link",
     ),
     CONTENTION: "cores or GPUs that nothing else uses",
@@ -41,7 +41,7 @@ _NOTHING = Interval(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
-class Step:
+class StepExplanation:
     """Explanation of a step."""
 
     consists_of: str
@@ -59,7 +59,7 @@ def explain_step(
     contention: Interval | None = None,
     other: Interval | None = None,
     overheads: Mapping[str, Interval] | None = None,
-) -> Step:
+) -> StepExplanation:
     """Say what a step consists of and what of it could be saved; all in milliseconds.
 
     A saving has an interval above 0 and at least `MIN_SHARE` of the step; savings may overlap.
@@ -76,11 +76,11 @@ def explain_step(
     is_resolved = bool(exposed and exposed.low > 0)
     costs: dict[str, Interval | None] = {EXPOSED: exposed} if is_resolved else {}
     if exposed and alone and is_resolved and alone.estimate < exposed.estimate:
-        costs = {ALL_REDUCE: alone, CONTENTION: contention or exposed.less(alone)}
+        costs = {ALL_REDUCE: alone, CONTENTION: contention or exposed.subtract(alone)}
     if other is None:
         other = total
         for part in (*parts.values(), *([exposed] if exposed else [])):
-            other = other.less(part)
+            other = other.subtract(part)
     sums = {**parts, EXPOSED: exposed, "other": other}
     costs |= overheads or {}
     savings = [
@@ -88,7 +88,7 @@ def explain_step(
         for what, ms in costs.items()
         if ms and ms.low > 0 and ms.estimate > MIN_SHARE * total.estimate
     ]
-    return Step(
+    return StepExplanation(
         _write_sum(total, sums) if parts else "",
         tuple(sorted(savings, key=lambda saving: -saving.ms.estimate)),
     )
@@ -96,18 +96,18 @@ def explain_step(
 
 def _write_sum(total: Interval, parts: Mapping[str, Interval | None]) -> str:
     """Write a sum of parts; empty where one is not known, and without what rounding the total leaves out."""
-    least = 0.5 * 10.0 ** -places(total)
+    least = 0.5 * 10.0 ** -choose_places(total)
     shown = {name: ms for name, ms in parts.items() if ms and not abs(ms.estimate) < least}
     if any(math.isnan(ms.low) for ms in (total, *shown.values())):
         return ""
     words = ""
     for name, ms in shown.items():
-        sign, size = ("-", _NOTHING.less(ms)) if ms.estimate < 0 else ("+", ms)
-        words += f" {sign} {with_interval(size, 'ms')} {name}"
+        sign, size = ("-", _NOTHING.subtract(ms)) if ms.estimate < 0 else ("+", ms)
+        words += f" {sign} {format_interval(size, 'ms')} {name}"
     return words.removeprefix(" + ")
 
 
-def answer_communication(ddp: CaseResult | None, typical: Typical, straggler: str = "") -> Verdict | None:
+def answer_communication(ddp: CaseResult | None, typical: FittedSteps, straggler: str = "") -> Verdict | None:
     """Say what communication adds to DDP's step, and how much of it is overlapped; None if not measured.
 
     `typical` is the fit of the run, `straggler` what `describe_straggler` says of the case.
@@ -115,17 +115,17 @@ def answer_communication(ddp: CaseResult | None, typical: Typical, straggler: st
     if ddp is None or ddp.exposed_comm_ms is None or ddp.step_ms is None:
         return None
     exposed, step_ms = ddp.exposed_comm_ms, ddp.step_ms.estimate
-    fact = f"communication adds {with_interval(exposed, 'ms')} to each DDP step"
+    fact = f"communication adds {format_interval(exposed, 'ms')} to each DDP step"
     label, background, width = "", "", math.inf
     if math.isnan(exposed.low):
         answer, text = TOO_FEW, f"{TOO_FEW} to tell what communication adds: {TOO_FEW_ROUNDS}"
     elif exposed.high < 0:
         answer, label = EQUAL, "adds nothing"
-        shorter = with_interval(_NOTHING.less(exposed), "ms")
+        shorter = format_interval(_NOTHING.subtract(exposed), "ms")
         text = f"communication adds nothing: each DDP step is {shorter} shorter than without synchronising"
     elif exposed.low > 0:
-        answer, label = RESOLVED, f"adds {with_interval(exposed, 'ms')}"
-        overlap, background = _describe_overlap(ddp, _contention(ddp, typical))
+        answer, label = RESOLVED, f"adds {format_interval(exposed, 'ms')}"
+        overlap, background = _describe_overlap(ddp, _estimate_contention(ddp, typical))
         text = f"{fact}, {100 * exposed.estimate / step_ms:.0f}% of it{overlap}"
     else:
         text = f"{fact}, at most {min(100 * exposed.high / step_ms, 100):.0f}% of it"
@@ -147,18 +147,18 @@ def answer_communication(ddp: CaseResult | None, typical: Typical, straggler: st
     )
 
 
-def _contention(ddp: CaseResult, typical: Typical) -> Interval | None:
+def _estimate_contention(ddp: CaseResult, typical: FittedSteps) -> Interval | None:
     """Return what communication adds beyond what it takes alone; None where that is not known."""
     if ddp.exposed_comm_ms is None or ddp.comm_ms is None:
         return None
-    step, local, comm = ((ddp.case_id, phase) for phase in FITTED)
-    found = typical.total({step: 1.0, local: -1.0, comm: -1.0}).interval()
-    return ddp.exposed_comm_ms.less(ddp.comm_ms) if math.isnan(found.low) else found
+    step, local, comm = ((ddp.case_id, phase) for phase in FITTED_PHASES)
+    found = typical.estimate_total({step: 1.0, local: -1.0, comm: -1.0}).compute_interval()
+    return ddp.exposed_comm_ms.subtract(ddp.comm_ms) if math.isnan(found.low) else found
 
 
 def _describe_overlap(ddp: CaseResult, contention: Interval | None) -> tuple[str, str]:
     """Continue the answer by what is overlapped, as far as it is known, and say why nothing is."""
-    hidden, skew, alone = hidden_share(ddp), ddp.rank_skew_ms, ddp.comm_ms
+    hidden, skew, alone = get_hidden_share(ddp), ddp.rank_skew_ms, ddp.comm_ms
     if hidden is None:
         return "; how much is overlapped is not known" if ddp.hidden_pct else "", ""
     background = ""
@@ -168,20 +168,20 @@ def _describe_overlap(ddp: CaseResult, contention: Interval | None) -> tuple[str
             if ddp.device_type == "cpu"
             else "it slows the compute"
         )
-        apart = f": ranks' own work is {with_interval(skew, 'ms')} apart" if skew and skew.low > 0 else ""
+        apart = f": ranks' own work is {format_interval(skew, 'ms')} apart" if skew and skew.low > 0 else ""
         background = f"Why communication adds more than it takes alone: {why}, or ranks wait{apart}"
     if alone is None or contention is None:
         return "", background
-    by_itself = f"; by itself it takes {with_interval(alone, 'ms')}"
+    by_itself = f"; by itself it takes {format_interval(alone, 'ms')}"
     if background:
-        on_top = f"contention, waiting and copies add {with_interval(contention, 'ms')}"
+        on_top = f"contention, waiting and copies add {format_interval(contention, 'ms')}"
         return f"{by_itself}: nothing is overlapped, and {on_top}", background
     if hidden.estimate < 0:
         return f"{by_itself}, of which at most {max(hidden.high, 0):.0f}% is overlapped", ""
-    return f"{by_itself}, of which {to_places(hidden, 0, '%')} is overlapped", ""
+    return f"{by_itself}, of which {format_to_places(hidden, 0, '%')} is overlapped", ""
 
 
-def explain_ddp_step(ddp: CaseResult | None, run: RunData, *, has_straggler: bool) -> Step | None:
+def explain_ddp_step(ddp: CaseResult | None, run: RunData, *, has_straggler: bool) -> StepExplanation | None:
     """Say what the step of this DDP case consists of and what could be saved; None where neither is known.
 
     Each part has a measurement of its own: what `no_sync` saves, all-reduces alone, the broadcast of buffers
@@ -192,51 +192,51 @@ def explain_ddp_step(ddp: CaseResult | None, run: RunData, *, has_straggler: boo
         return None
     alike = [case for case in run.results if case.is_ok and case.variant == ddp.variant]
     exposed, alone, buffers = ddp.exposed_comm_ms, ddp.comm_ms, ddp.buffers_ms
-    step, local, comm = ((ddp.case_id, phase) for phase in FITTED)
+    step, local, comm = ((ddp.case_id, phase) for phase in FITTED_PHASES)
 
-    def total(weights: Mapping[Column, float]) -> Interval | None:
-        known = run.typical.total(weights).interval()
+    def estimate_total(weights: Mapping[Column, float]) -> Interval | None:
+        known = run.typical.estimate_total(weights).compute_interval()
         return None if math.isnan(known.low) else known
 
-    def least(*found: Interval | None) -> Interval | None:
+    def find_least(*found: Interval | None) -> Interval | None:
         return min(filter(None, found), key=lambda ms: ms.estimate, default=None)
 
-    def timed(is_meant: Callable[[CaseResult], bool]) -> Column:
+    def find_timed(is_meant: Callable[[CaseResult], bool]) -> Column:
         return next((case.case_id for case in alike if is_meant(case)), ""), "timed"
 
-    single = timed(lambda case: case.mode == "single")
-    one = timed(lambda case: case.mode == "ddp" and case.num_devices == 1 and not case.changed())
+    single = find_timed(lambda case: case.mode == "single")
+    one = find_timed(lambda case: case.mode == "ddp" and case.num_devices == 1 and not case.list_changed())
     faster = {one.case_id for one in run.compared if one.answer == FASTER}
-    views = timed(
-        lambda case: case.case_id in faster and case.changed(ddp) == {"gradient_as_bucket_view": "True"}
+    views = find_timed(
+        lambda case: case.case_id in faster and case.list_changed(ddp) == {"gradient_as_bucket_view": "True"}
     )
     # SyncBatchNorm's messages are exposed, and not among those that were sent alone.
-    if (hidden_share(ddp) is None and ddp.hidden_pct) or ddp.setting("sync_batchnorm") == "True":
+    if (get_hidden_share(ddp) is None and ddp.hidden_pct) or ddp.get_setting("sync_batchnorm") == "True":
         alone = None  # nor is it known then what the exposed time consists of
     is_resolved = bool(exposed and exposed.low > 0)
-    contention = _contention(ddp, run.typical) if alone and is_resolved else None
+    contention = _estimate_contention(ddp, run.typical) if alone and is_resolved else None
     # DDP's own overhead is exposed, too, and has a remedy of its own.
     weights = {step: 1.0, single: 1.0, local: -1.0, one: -1.0} | ({comm: -1.0} if alone else {})
-    beside = least(total(weights), contention if alone else exposed) if is_resolved else None
+    beside = find_least(estimate_total(weights), contention if alone else exposed) if is_resolved else None
     own_work = {one: 1.0, single: -1.0}
     costs = {
         CONTENTION if alone else EXPOSED: beside,
-        COPIES: least(total({step: 1.0, views: -1.0}), exposed) if views[0] else None,
-        OWN_WORK: total(own_work | {views: 1.0, step: -1.0}) or total(own_work),
+        COPIES: find_least(estimate_total({step: 1.0, views: -1.0}), exposed) if views[0] else None,
+        OWN_WORK: estimate_total(own_work | {views: 1.0, step: -1.0}) or estimate_total(own_work),
         RANKS: ddp.rank_skew_ms if has_straggler else None,
         DATA: ddp.data_ms,
     }
-    batches = int(ddp.number("accumulate") or 1)
+    batches = int(ddp.get_number("accumulate") or 1)
     share, name = float(batches), f"{batches} single-device steps" if batches > 1 else "single-device step"
     if ddp.scaling == "strong":
         share, name = 1 / ddp.num_devices, f"1/{ddp.num_devices} of the single-device step"
     singles = (case.step_ms for case in alike if case.mode == "single")
     single_ms = next(singles, None) if exposed else None
-    parts = {name: single_ms.scaled(share)} if single_ms else {}
+    parts = {name: single_ms.scale(share)} if single_ms else {}
     if is_resolved and buffers and buffers.estimate > MIN_SHARE * ddp.step_ms.estimate:
-        buffers = least(buffers, exposed, alone) or buffers
-        costs |= {BUFFERS: buffers} | ({} if alone else {EXPOSED: beside and beside.less(buffers)})
-        exposed, alone = (ms and ms.less(buffers) for ms in (exposed, alone))
+        buffers = find_least(buffers, exposed, alone) or buffers
+        costs |= {BUFFERS: buffers} | ({} if alone else {EXPOSED: beside and beside.subtract(buffers)})
+        exposed, alone = (ms and ms.subtract(buffers) for ms in (exposed, alone))
         parts |= {"buffers": buffers} if parts else {}
     explained = explain_step(
         ddp.step_ms,
@@ -244,7 +244,7 @@ def explain_ddp_step(ddp: CaseResult | None, run: RunData, *, has_straggler: boo
         exposed=exposed,
         alone=alone,
         contention=contention,
-        other=total({local: 1.0, single: -share}),
+        other=estimate_total({local: 1.0, single: -share}),
         overheads={what: ms for what, ms in costs.items() if ms},
     )
     if not explained.consists_of and not explained.savings:
@@ -252,7 +252,7 @@ def explain_ddp_step(ddp: CaseResult | None, run: RunData, *, has_straggler: boo
     dps = [case for case in alike if case.mode == "dp" and not case.is_stand_in]
     dp = next((case.step_ms for case in dps if case.num_devices == ddp.num_devices), None)
     batch = f" at {ddp.batch_name}" if ddp.batch_name else ""
-    whole = f"A DDP step on {place(ddp)}{batch} takes {with_interval(ddp.step_ms, 'ms')}"
-    whole += f", under DP {with_interval(dp, 'ms')}" if dp else ""
+    whole = f"A DDP step on {name_devices(ddp)}{batch} takes {format_interval(ddp.step_ms, 'ms')}"
+    whole += f", under DP {format_interval(dp, 'ms')}" if dp else ""
     whole += f": {explained.consists_of}" if explained.consists_of else ""
     return replace(explained, consists_of=f"{whole}.")

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import stdev
 from typing import Any, NamedTuple
 
-from ..common.numbers import plural, short_percent
+from ..common.numbers import format_count, format_percent
 from ..machine.records import Record
 from ..results.case_result import CaseResult
 from ..results.comparisons import TOO_FEW, Comparison
-from ..stats.interval import Interval, common_value
-from .cautions import DIRECTION, SIZES, TRANSFER, WEAKENS, Caution
+from ..stats.interval import Interval, estimate_common_value
+from .cautions import DIRECTION, SIZES, TRANSFER, WEAKENED_BY, Caution
 from .verdicts import Verdict
 
 
@@ -44,12 +44,12 @@ def assess_confidence(
 ) -> Trust | None:
     """Assess how reliable the answers of a run are; None without any.
 
-    `load` is as `said_load` says it, `repeats` as `describe_repeatability` does.
+    `load` is as `describe_load` says it, `repeats` as `describe_repeatability` does.
     """
     if not verdicts:
         return None
     direction, weak, transfer = (
-        ", ".join(one.short or one.kind for one in cautions if WEAKENS[one.kind] == claim)
+        ", ".join(one.short or one.kind for one in cautions if WEAKENED_BY[one.kind] == claim)
         for claim in (DIRECTION, SIZES, TRANSFER)
     )
     compared = [one for one in verdicts if one.comparisons]
@@ -70,10 +70,10 @@ def assess_confidence(
     )
 
 
-LEAST_RUNS = 3
+MIN_RUNS = 3
 """Two agree or not; they have no scatter to hold their intervals against."""
 
-UNKNOWN = "unknown; run the same command twice more to find out"
+UNKNOWN_REPEATABILITY = "unknown; run the same command twice more to find out"
 
 
 class Agreement(NamedTuple):
@@ -86,8 +86,8 @@ class Agreement(NamedTuple):
     num_runs: int
 
 
-def agreements(runs: Iterable[Mapping[Any, Interval]]) -> list[Agreement]:
-    """Compare by name what at least `LEAST_RUNS` runs know with an interval that has a width."""
+def find_agreements(runs: Iterable[Mapping[Any, Interval]]) -> list[Agreement]:
+    """Compare by name what at least `MIN_RUNS` runs know with an interval that has a width."""
     found: dict[Any, list[Interval]] = {}
     for run in runs:
         for name, value in run.items():
@@ -96,15 +96,15 @@ def agreements(runs: Iterable[Mapping[Any, Interval]]) -> list[Agreement]:
     return [
         Agreement(
             scatter=stdev(math.log(one.estimate) for one in values),
-            holding=sum(not one.excludes(common) for one in values),
+            holding=sum(not one.is_clear_of(common) for one in values),
             num_runs=len(values),
         )
         for values in found.values()
-        if len(values) >= LEAST_RUNS and (common := common_value(values))
+        if len(values) >= MIN_RUNS and (common := estimate_common_value(values))
     ]
 
 
-def _values(
+def _collect_values(
     cases: Iterable[CaseResult], comparisons: Iterable[Comparison]
 ) -> tuple[dict[Any, Interval], dict[Any, Interval]]:
     """Return the ratios and rates of a run's cases that have their devices for themselves."""
@@ -123,19 +123,22 @@ def describe_repeatability(
 ) -> str:
     """Say what runs of the same plan on this machine, this one and `earlier` ones, tell of another run."""
     runs = [*earlier, (cases, comparisons)]
-    ratios, rates = map(agreements, zip(*(_values(*run) for run in runs), strict=True))
+    ratios, rates = map(find_agreements, zip(*(_collect_values(*run) for run in runs), strict=True))
     if not rates:
-        return UNKNOWN
+        return UNKNOWN_REPEATABILITY
     apart = hold = ""
     if ratios:
         held, total = sum(one.holding for one in ratios), sum(one.num_runs for one in ratios)
-        apart = f", ratios {_typical(ratios)}"
-        share = f"{short_percent(held / total)} where at least 95% would if rounds alone differed"
+        apart = f", ratios {_describe_scatter(ratios)}"
+        share = f"{format_percent(held / total)} where at least 95% would if rounds alone differed"
         hold = f"; {held} of {total} intervals of ratios hold the common value, {share}"
-    others = plural(len(runs) - 1, "earlier run")
-    return f"with {others} of this plan: rates {_typical(rates)}{apart} apart (standard deviation){hold}"
+    others = format_count(len(runs) - 1, "earlier run")
+    return (
+        f"with {others} of this plan: rates {_describe_scatter(rates)}{apart} apart (standard "
+        f"deviation){hold}"
+    )
 
 
-def _typical(found: Sequence[Agreement]) -> str:
-    least, most = (short_percent(extreme(one.scatter for one in found)) for extreme in (min, max))
+def _describe_scatter(found: Sequence[Agreement]) -> str:
+    least, most = (format_percent(extreme(one.scatter for one in found)) for extreme in (min, max))
     return least if least == most else f"{least} to {most}"

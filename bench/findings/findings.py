@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..common.cli import NextStep
-from ..common.text import visible
+from ..common.text import escape_controls
 from ..machine.manifest import Manifest
 from ..results.case_result import CaseResult
-from ..results.comparisons import default_of
+from ..results.comparisons import find_default
 from ..results.round_times import RoundTimes
 from ..results.store import RunData
-from .answers import ONE_DEVICE, answer_questions, headline
-from .cautions import Caution, of_conditions, of_rounds, said_load
-from .communication import Step, explain_ddp_step
+from .answers import ONE_DEVICE, answer_questions, select_headline
+from .cautions import Caution, check_conditions, check_rounds, describe_load
+from .communication import StepExplanation, explain_ddp_step
 from .confidence import Trust, assess_confidence, describe_repeatability
 from .next_step import propose_next_step
 from .notes import describe_cases
@@ -29,7 +29,7 @@ class Conclusion:
 
     cases: tuple[CaseResult, ...]
     verdicts: tuple[Verdict, ...]
-    step: Step | None
+    step: StepExplanation | None
     """Parts of a step of DDP without settings, where anything is known of it."""
     notes: tuple[str, ...]
     """Things to know beside the answers."""
@@ -60,20 +60,20 @@ class Conclusion:
         return "" if is_open else fastest.case_id
 
 
-def run_cautions(manifest: Manifest, cases: Sequence[CaseResult], times: RoundTimes) -> list[Caution]:
+def find_cautions(manifest: Manifest, cases: Sequence[CaseResult], times: RoundTimes) -> list[Caution]:
     """Return what to know before trusting a run, most general first, one per kind."""
     measured = [case for case in cases if case.is_ok and case.images_per_s is not None]
     # Those that share devices are measured a few times only, and say nothing of scaling.
     ok = [case for case in measured if not case.oversubscribed] or measured
-    return [*of_conditions(manifest, cases, ok), *of_rounds(ok, times)]
+    return [*check_conditions(manifest, cases, ok), *check_rounds(ok, times)]
 
 
 def conclude_run(run: RunData) -> Conclusion:
     """Conclude a loaded run."""
     manifest, cases, verdicts = run.manifest, run.results, answer_questions(run)
     has_straggler = any(one.notes for one in verdicts if one.question == COMMUNICATION)
-    step = explain_ddp_step(default_of(headline(cases)), run, has_straggler=has_straggler)
-    cautions = run_cautions(manifest, cases, run.times)
+    step = explain_ddp_step(find_default(select_headline(cases)), run, has_straggler=has_straggler)
+    cautions = find_cautions(manifest, cases, run.times)
     on_cpu = any(case.device_type == "cpu" for case in cases)
     notes = (
         *([step.consists_of, *(saving.sentence for saving in step.savings)] if step else []),
@@ -85,21 +85,21 @@ def conclude_run(run: RunData) -> Conclusion:
         verdicts=tuple(verdicts),
         step=step,
         # Reasons and hosts are text of others, and this goes to a terminal.
-        notes=tuple(map(visible, notes)),
+        notes=tuple(map(escape_controls, notes)),
         background=tuple(f"{said}." for one in verdicts for said in one.background),
         cautions=tuple(cautions),
         trust=assess_confidence(
             verdicts,
             cautions,
             on_cpu=on_cpu,
-            load=said_load(manifest) if on_cpu else "",
+            load=describe_load(manifest) if on_cpu else "",
             repeats=describe_repeatability(cases, run.compared, run.earlier),
         ),
         next_step=propose_next_step(run, verdicts, step, cautions),
     )
 
 
-def summary_of(run: RunData, conclusion: Conclusion | None = None) -> dict[str, Any]:
+def summarize_run(run: RunData, conclusion: Conclusion | None = None) -> dict[str, Any]:
     """Return what `ddp-bench run --json` prints; `conclusion` is of this run, where it was concluded before.
 
     Of an answer: the question, such as wrapper or communication; of a comparison one of `ANSWERS`, else

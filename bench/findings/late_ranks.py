@@ -15,17 +15,17 @@ import msgspec
 import numpy as np
 import scipy
 
-from ..common.numbers import plural, with_interval
+from ..common.numbers import format_count, format_interval
 from ..machine.manifest import Manifest
 from ..plan.buckets import BucketLayout
 from ..results.case_result import CaseResult
-from ..results.columns import records
+from ..results.columns import list_records
 from ..results.round_times import RoundTimes
 from ..results.store import RunData
-from ..stats.fit import MIN_ROUNDS, in_pairs
+from ..stats.fit import MIN_ROUNDS, estimate_difference
 from ..stats.interval import Estimate, Interval, Samples
 from .verdicts import MIN_SHARE
-from .wording import place
+from .wording import name_devices
 
 MIN_SLOWEST_SHARE = 0.75
 """Share of the rounds in which a straggler is the slowest rank."""
@@ -74,10 +74,10 @@ def find_latest(work_ms: Samples) -> tuple[int, list[float]]:
     return latest, later_ms[:, latest].tolist()
 
 
-def estimate(values: Sequence[float]) -> Estimate:
+def estimate_typical(values: Sequence[float]) -> Estimate:
     """Estimate the typical one of values, one per step or round in their order, in their unit."""
     scale = max(map(abs, values), default=0.0) or 1.0
-    return in_pairs([value / scale for value in values]).scaled(scale)
+    return estimate_difference([value / scale for value in values]).scale(scale)
 
 
 def find_late_buckets(run: RunData, ddp: CaseResult | None) -> list[LateBucket]:
@@ -85,12 +85,12 @@ def find_late_buckets(run: RunData, ddp: CaseResult | None) -> list[LateBucket]:
 
     A round of the anatomy pass has medians of its steps; of steps of several batches it tells too little.
     """
-    layout = BucketLayout.of_cell(ddp.bucket_bytes) if ddp else None
+    layout = BucketLayout.from_cell(ddp.bucket_bytes) if ddp else None
     if ddp is None or layout is None or not ddp.has_efficiency:
         return []
     found = run.blocks[(run.blocks["case_id"] == ddp.case_id) & (run.blocks["phase"] == "anatomy")]
     by_round: dict[int, dict[int, list[float]]] = {}
-    for row in records(found[["round", "rank", "detail"]]):
+    for row in list_records(found[["round", "rank", "detail"]]):
         with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
             own_ms = msgspec.json.decode(row["detail"] or "", type=OwnWork).by_bucket_ms
             if len(own_ms) == len(layout.num_bytes) and all(map(math.isfinite, own_ms)):
@@ -103,7 +103,7 @@ def find_late_buckets(run: RunData, ddp: CaseResult | None) -> list[LateBucket]:
     made = []
     for index, num_bytes in enumerate(layout.num_bytes):
         rank, later_ms = find_latest(work_ms[:, :, index])
-        num_last, interval = sum(ms > 0 for ms in later_ms), estimate(later_ms).interval()
+        num_last, interval = sum(ms > 0 for ms in later_ms), estimate_typical(later_ms).compute_interval()
         made.append(LateBucket(index, num_bytes, rank, num_last, len(whole), interval))
     return made
 
@@ -128,12 +128,13 @@ def describe_straggler(ddp: CaseResult | None, manifest: Manifest, times: RoundT
     skew, step = (ddp.rank_skew_ms, ddp.step_ms) if ddp else (None, None)
     if not ddp or not skew or not step or skew.estimate <= MIN_SHARE * step.estimate:
         return ""
-    slowest = times.of_case(ddp.case_id).slowest
+    slowest = times.get_case(ddp.case_id).slowest
     if (rank := find_straggler(slowest, slowest.total(), ddp.num_devices)) is None:
         return ""
     hosts = {one.rank: f" on {one.host}" for one in manifest.ranks if one.host}
     return (
-        f"Rank {rank}{hosts.get(rank, '')} is a straggler: slowest of {place(ddp)} in {slowest[rank]} of "
-        f"{plural(slowest.total(), 'round')}, by {with_interval(skew, 'ms')} per step "
+        f"Rank {rank}{hosts.get(rank, '')} is a straggler: slowest "
+        f"of {name_devices(ddp)} in {slowest[rank]} of "
+        f"{format_count(slowest.total(), 'round')}, by {format_interval(skew, 'ms')} per step "
         f"({100 * skew.estimate / step.estimate:.0f}%) of its own work; the others wait for it"
     )

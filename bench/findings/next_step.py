@@ -5,33 +5,33 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from ..common.cli import NextStep, command
-from ..common.numbers import about, short, with_interval
-from ..common.text import visible
+from ..common.cli import NextStep, format_command
+from ..common.numbers import format_interval, format_rough_duration, format_short
+from ..common.text import escape_controls
 from ..machine.manifest import Manifest
 from ..plan.case_settings import DDP_DEFAULTS, MODE_DEFAULTS
-from ..plan.settings import as_text
+from ..plan.settings import format_value
 from ..results.case_result import CaseResult
 from ..results.columns import UNUSED_PARAMETERS
-from ..results.commands import resume_command, write_command
-from ..results.comparisons import default_of
+from ..results.commands import write_command, write_resume_command
+from ..results.comparisons import find_default
 from ..results.store import RunData
 from ..stats.fit import MIN_ROUNDS
-from .answers import by_variant_label, headline
+from .answers import label_variants, select_headline
 from .cautions import Caution
-from .communication import OF_COMMUNICATION, OWN_WORK, Step
-from .notes import failed_modes
+from .communication import COMMUNICATION_SAVINGS, OWN_WORK, StepExplanation
+from .notes import find_failed_modes
 from .verdicts import MIN_SHARE, Saving, Verdict
 
-MOST_S = 7200.0
+MAX_RUN_S = 7200.0
 """A longer run is not proposed: at such noise a quieter machine helps more."""
 
-LEAST_S = 60.0
-ENOUGH_ROUNDS = 2 * MIN_ROUNDS
-SAFETY = 1.3
+MIN_RUN_S = 60.0
+MIN_EXTRA_ROUNDS = 2 * MIN_ROUNDS
+TIME_FACTOR = 1.3
 """Factor on the time that an interval as wide as expected takes: half of them come out wider."""
 
-DECIDED_BY_TUNE = frozenset(
+TUNE_SETTINGS = frozenset(
     {
         *("preset", "modes", "gpus", "bucket_cap_mb", "sweep", "race", "passes", "margin", "name", "out"),
         *("max_time", "rounds", "precision_target", "trace", "allreduce_curve", "calibrate"),
@@ -45,7 +45,10 @@ NVLINK_GPUS = ("B200", "H200", "H100", "A100", "V100")
 
 
 def propose_next_step(
-    run: RunData, verdicts: Sequence[Verdict], step: Step | None = None, cautions: Iterable[Caution] = ()
+    run: RunData,
+    verdicts: Sequence[Verdict],
+    step: StepExplanation | None = None,
+    cautions: Iterable[Caution] = (),
 ) -> NextStep | None:
     """Propose what would answer what is open, or what comes after it.
 
@@ -54,73 +57,75 @@ def propose_next_step(
     A folder without its log, such as a baseline, is not `resumable`: its command begins anew.
     """
     folder, manifest, cases = run.path, run.manifest, run.results
-    failed = set(failed_modes(cases, dict.fromkeys(case.mode for case in cases)))
+    failed = set(find_failed_modes(cases, dict.fromkeys(case.mode for case in cases)))
     if any(case.mode in failed and case.reason_code == UNUSED_PARAMETERS for case in cases):
         kept = [mode for mode in manifest.settings.modes if mode == "ddp" or mode not in failed]
-        search = write_command(manifest, modes=as_text(kept), find_unused_parameters="on", out=None)
+        search = write_command(manifest, modes=format_value(kept), find_unused_parameters="on", out=None)
         return NextStep("let DDP search for parameters without gradient", search)
     no_baseline = bool(failed or manifest.interleaved_id)
-    forecast = _forecast(run) if manifest.settings.calibrate and not no_baseline else None
+    forecast = _propose_forecast(run) if manifest.settings.calibrate and not no_baseline else None
     if forecast is not None or no_baseline or not verdicts:
         return forecast
     if any(verdict.is_open for verdict in verdicts):
         return _propose_more_rounds(run, [one for one in verdicts if one.is_open])
     if any(one.kind == "other load" for one in cautions):
-        return NextStep("reduce the background load first, then measure again", command("doctor"))
+        return NextStep("reduce the background load first, then measure again", format_command("doctor"))
     is_baseline = not any(case.has_failed for case in cases) and folder.suffix != ".zip"
     less = _propose_less_communication(manifest, cases, verdicts, step)
     if less or not is_baseline:
         return less
     place = folder if folder.name.strip(".") else folder / "run"  # the folder may be called . or ..
-    save = command("export", str(folder), "--format", "zip", "--out", f"{place}.zip")
-    return NextStep("save this run as a baseline, to compare later runs with", visible(save))
+    save = format_command("export", str(folder), "--format", "zip", "--out", f"{place}.zip")
+    return NextStep("save this run as a baseline, to compare later runs with", escape_controls(save))
 
 
-def _forecast(run: RunData) -> NextStep | None:
+def _propose_forecast(run: RunData) -> NextStep | None:
     """Forecast more GPUs from a calibration of one."""
     ok = [case for case in run.results if case.is_ok and case.mode == "ddp" and case.device_type == "cuda"]
     if not ok or any(case.num_devices > 1 for case in ok):
         return None
     kinds = () if "PCIE" in ok[0].device_name.upper() else NVLINK_GPUS
     joined = next((f"nvlink-{name.lower()}" for name in kinds if name in ok[0].device_name), "pcie-4")
-    ask = command("predict", str(run.path), "--gpus", "2,4,8", "--intra", joined)
-    return NextStep("forecast how it scales on GPUs like this one", visible(ask))
+    ask = format_command("predict", str(run.path), "--gpus", "2,4,8", "--intra", joined)
+    return NextStep("forecast how it scales on GPUs like this one", escape_controls(ask))
 
 
 def _propose_less_communication(
-    manifest: Manifest, cases: Sequence[CaseResult], verdicts: Iterable[Verdict], step: Step | None
+    manifest: Manifest, cases: Sequence[CaseResult], verdicts: Iterable[Verdict], step: StepExplanation | None
 ) -> NextStep | None:
     """Expose less communication: by other buckets, or by fewer bytes where no cap helps."""
     savings = step.savings if step else ()
-    saving = next((one for one in savings if one.what in OF_COMMUNICATION), None)
+    saving = next((one for one in savings if one.what in COMMUNICATION_SAVINGS), None)
     own_work = next((one for one in savings if one.what == OWN_WORK), None)
-    label, group = by_variant_label(cases)[0]
-    exposing = [case for case in headline(group) if case.mode == "ddp" and case.exposed_comm_ms]
+    label, group = label_variants(cases)[0]
+    exposing = [case for case in select_headline(group) if case.mode == "ddp" and case.exposed_comm_ms]
     shares = (
         c.exposed_comm_ms.estimate / c.step_ms.estimate for c in exposing if c.exposed_comm_ms and c.step_ms
     )
-    ddp, axes = default_of(exposing), manifest.settings.axes
+    ddp, axes = find_default(exposing), manifest.settings.axes
     if ddp is None:
         return None
     # One variant is measured; where a run compared several, the first: the smallest batch, eager.
     varied = {"compile": axes.get("compile", ()), "batch_size": manifest.settings.batch_size or ()}
     first = {"gpus": f"{ddp.num_devices}"}
-    first |= {name: as_text(values[0]) for name, values in varied.items() if len(values) > 1}
+    first |= {name: format_value(values[0]) for name, values in varied.items() if len(values) > 1}
     if saving is None or min(shares, default=0.0) < MIN_SHARE:
         return _propose_larger_batch(manifest, ddp, own_work, first)
     if not any(one.no_cap_helps and one.of == label for one in verdicts):
         if all(case.num_buckets == 1 for case in exposing):  # which have no better cap
             return _propose_larger_batch(manifest, ddp, saving, first)
-        search = write_command(manifest, "tune", **{**dict.fromkeys(DECIDED_BY_TUNE), **first})
+        search = write_command(manifest, "tune", **{**dict.fromkeys(TUNE_SETTINGS), **first})
         return NextStep("search for better bucket caps", search)
     if set(axes["comm_hook"]) != {"none"}:
         return _propose_larger_batch(manifest, ddp, saving, first)
     gain = saving.ms
     if ddp.comm_ms:  # of which buffers stay as they are
-        sent = ddp.comm_ms.less(ddp.buffers_ms) if ddp.buffers_ms else ddp.comm_ms
-        gain = min(gain, sent.scaled(0.5), key=lambda ms: ms.estimate)
-    halved = {"bucket_cap_mb": as_text(axes["bucket_cap_mb"][0]), "comm_hook": "none,bf16", "out": None}
-    why = f"no bucket cap helps; 16-bit gradients halve the bytes, at most {with_interval(gain, 'ms')} less, "
+        sent = ddp.comm_ms.subtract(ddp.buffers_ms) if ddp.buffers_ms else ddp.comm_ms
+        gain = min(gain, sent.scale(0.5), key=lambda ms: ms.estimate)
+    halved = {"bucket_cap_mb": format_value(axes["bucket_cap_mb"][0]), "comm_hook": "none,bf16", "out": None}
+    why = (
+        f"no bucket cap helps; 16-bit gradients halve the bytes, at most {format_interval(gain, 'ms')} less, "
+    )
     why += "but change the training: check the loss"
     return NextStep(why, write_command(manifest, **first, modes="ddp", **halved))
 
@@ -132,34 +137,37 @@ def _propose_larger_batch(
     size = int(ddp.batch or 0)
     if saving is None or not size or "batch_size" in first:
         return None
-    why = f"{with_interval(saving.ms, 'ms')} of each step go to {saving.what}; larger batches take fewer "
+    why = f"{format_interval(saving.ms, 'ms')} of each step go to {saving.what}; larger batches take fewer "
     why += "steps, but change the training: check the loss"
-    cap = as_text(manifest.settings.first("bucket_cap_mb"))
-    tried = {**first, "batch_size": as_text([size, 2 * size, 4 * size]), "bucket_cap_mb": cap}
+    cap = format_value(manifest.settings.get_first("bucket_cap_mb"))
+    tried = {**first, "batch_size": format_value([size, 2 * size, 4 * size]), "bucket_cap_mb": cap}
     return NextStep(why, write_command(manifest, **tried, modes="ddp", out=None))
 
 
 def _propose_more_rounds(run: RunData, verdicts: Sequence[Verdict]) -> NextStep:
     """Go on for as long as the widest of what is open needs."""
     manifest = run.manifest
-    spent_s = manifest.timing.measuring_s or LEAST_S
-    apart = f"{short(100 * manifest.margin)}%"
+    spent_s = manifest.timing.measuring_s or MIN_RUN_S
+    apart = f"{format_short(100 * manifest.margin)}%"
     widest = max(one.width_ratio for one in verdicts)
     rounds = max(case.num_rounds for case in run.results)
     if math.isinf(widest):
         compared = (one for verdict in verdicts for one in verdict.comparisons)
         few = min((one.num_rounds for one in compared if math.isinf(one.half_width)), default=rounds)
-        factor, why = max(ENOUGH_ROUNDS / max(few, 1), 1.1), f"{ENOUGH_ROUNDS} rounds give intervals"
+        factor, why = max(MIN_EXTRA_ROUNDS / max(few, 1), 1.1), f"{MIN_EXTRA_ROUNDS} rounds give intervals"
     else:
-        factor = max(SAFETY * widest**2, 1.1)
-        if factor * spent_s > MOST_S:
-            why = f"telling {apart} apart would take {about(factor * spent_s)} at this noise"
-            return NextStep(f"{why}; reduce the background load first", command("doctor"))
-        why = f"about {about((factor - 1) * spent_s)} more would decide what is open, at a margin of {apart}"
+        factor = max(TIME_FACTOR * widest**2, 1.1)
+        if factor * spent_s > MAX_RUN_S:
+            why = f"telling {apart} apart would take {format_rough_duration(factor * spent_s)} at this noise"
+            return NextStep(f"{why}; reduce the background load first", format_command("doctor"))
+        why = (
+            f"about {format_rough_duration((factor - 1) * spent_s)} more would decide what is "
+            f"open, at a margin of {apart}"
+        )
     if manifest.settings.rounds is not None:
         more = {"rounds": f"{math.ceil(rounds * factor)}"}
     else:
-        more = {"max_time": f"{math.ceil(max(factor * spent_s, LEAST_S) / 60)}m"}
+        more = {"max_time": f"{math.ceil(max(factor * spent_s, MIN_RUN_S) / 60)}m"}
     if run.resumable:
-        return NextStep(why, resume_command(manifest, run.path, **more))
+        return NextStep(why, write_resume_command(manifest, run.path, **more))
     return NextStep(why, write_command(manifest, **more, out=None))

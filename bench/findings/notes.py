@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..common.numbers import plural
-from ..common.text import listed
+from ..common.numbers import format_count
+from ..common.text import format_list
 from ..results.case_result import CaseResult
-from .wording import case_parts
+from .wording import name_case_parts
 
 _REASONS = 3
 
@@ -16,33 +16,35 @@ def describe_cases(cases: Sequence[CaseResult]) -> list[str]:
     """Say what was not measured: cases that were skipped, and passes, a sentence each."""
     found = (
         "" if any(case.is_ok for case in cases) else "Nothing was measured: no case ended with status ok.",
-        _skipped(cases),
-        _without_passes(cases),
+        _describe_skipped(cases),
+        _describe_missing_passes(cases),
     )
     return [said for said in found if said]
 
 
-def _skipped(cases: Sequence[CaseResult]) -> str:
+def _describe_skipped(cases: Sequence[CaseResult]) -> str:
     """Cases that were skipped, by reason, place and settings; of a count that was not tried its number."""
     skipped = [case for case in cases if case.status == "skipped"]
     tried = {case.num_devices for case in cases if case.status != "skipped"}
     by_reason: dict[str, dict[str, list[str]]] = {}
     for case in skipped:
-        where, changed = case_parts(case)
+        where, changed = name_case_parts(case)
         if case.num_devices not in tried:
-            where, changed = plural(case.num_devices, "device"), ""
+            where, changed = format_count(case.num_devices, "device"), ""
         names = by_reason.setdefault(case.reason, {}).setdefault(where, [])
         names += [changed] if changed and changed not in names else []
     said = []
     for why, of in by_reason.items():
-        named = [f"{where} with {listed(names)}" if names else where for where, names in of.items()]
-        said.append(f"{listed(named)}: {why}")
+        named = [f"{where} with {format_list(names)}" if names else where for where, names in of.items()]
+        said.append(f"{format_list(named)}: {why}")
     others = len(said) - _REASONS
-    more = f"; and for {plural(others, 'other reason')}" if others > 0 else ""
-    return f"{plural(len(skipped), 'case')} skipped: {'; '.join(said[:_REASONS])}{more}." if said else ""
+    more = f"; and for {format_count(others, 'other reason')}" if others > 0 else ""
+    return (
+        f"{format_count(len(skipped), 'case')} skipped: {'; '.join(said[:_REASONS])}{more}." if said else ""
+    )
 
 
-def _without_passes(cases: Sequence[CaseResult]) -> str:
+def _describe_missing_passes(cases: Sequence[CaseResult]) -> str:
     """DDP cases whose communication was not reached, where it was measured in others."""
     ddp = [case for case in cases if case.is_ok and case.mode == "ddp" and case.num_devices > 1]
     ddp = [case for case in ddp if not case.oversubscribed]
@@ -50,18 +52,19 @@ def _without_passes(cases: Sequence[CaseResult]) -> str:
     if lacking in (0, len(ddp)):
         return ""
     return (
-        f"Communication was not measured in {lacking:,d} of {plural(len(ddp), 'DDP case')}: the time ended "
+        f"Communication was not measured in {lacking:,d} of {format_count(len(ddp), 'DDP case')}: "
+        f"the time ended "
         "before their passes; a longer --max-time reaches them."
     )
 
 
-def failed_modes(cases: Sequence[CaseResult], modes: Iterable[str]) -> list[str]:
+def find_failed_modes(cases: Sequence[CaseResult], modes: Iterable[str]) -> list[str]:
     """Name those of `modes` of which a case failed and none was measured."""
     failed = {case.mode for case in cases if case.has_failed} - {case.mode for case in cases if case.is_ok}
     return [mode for mode in modes if mode in failed]
 
 
-def why_not_measured(cases: Sequence[CaseResult], modes: Iterable[str]) -> list[str]:
+def explain_not_measured(cases: Sequence[CaseResult], modes: Iterable[str]) -> list[str]:
     """Say of each of `modes` without a measured case why its first failed; of a run without any, too.
 
     Modes with one reason share a sentence. Empty where every mode has a measured case, or only skipped ones
@@ -70,7 +73,7 @@ def why_not_measured(cases: Sequence[CaseResult], modes: Iterable[str]) -> list[
     has_any = any(case.is_ok for case in cases)
     told: dict[str, list[str]] = {}
     # Without a number of any mode, the reference that nobody named may be the cause.
-    for mode in failed_modes(cases, dict.fromkeys(modes if has_any else (*modes, "single"))):
+    for mode in find_failed_modes(cases, dict.fromkeys(modes if has_any else (*modes, "single"))):
         case = next(case for case in cases if case.has_failed and case.mode == mode)
         status = "" if case.status == "failed" else f"{case.status}: "
         told.setdefault(f"{status}{case.reason}", []).append(mode)

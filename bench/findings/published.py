@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..common.cli import command
-from ..common.numbers import TIMES, short_percent, with_interval
-from ..results.published import Scaling, scalings_of
+from ..common.cli import format_command
+from ..common.numbers import TIMES, format_interval, format_percent
+from ..results.published import Scaling, list_scalings
 from ..results.store import RunData
 from .verdicts import PUBLISHED, RESOLVED, Verdict
-from .wording import model_name
+from .wording import name_model
 
 
 def answer_published(run: RunData) -> list[Verdict]:
     """Compare the largest number of GPUs that others measured alike; empty where they measured none."""
-    for ours in sorted(scalings_of(run), key=lambda one: -one.num_gpus):
-        if alike := [one for one in run.published if one.compares_with(ours)]:
+    for ours in sorted(list_scalings(run), key=lambda one: -one.num_gpus):
+        if alike := [one for one in run.published if one.can_compare(ours)]:
             return [_compare(ours, alike, run.manifest.margin)]
     return []
 
@@ -27,17 +27,19 @@ def _compare(ours: Scaling, others: Sequence[Scaling], margin: float) -> Verdict
     relation = "below" if is_below else "above" if is_above else ""
     label = f"{relation} what is published" if relation else "as published"
     reached = sorted(one.efficiency.estimate for one in others)
-    shown = " to ".join(dict.fromkeys(map(short_percent, (reached[0], reached[-1]))))
-    names = (*(one.source for one in others), model_name(ours.arch), *(one.precision for one in others))
+    shown = " to ".join(dict.fromkeys(map(format_percent, (reached[0], reached[-1]))))
+    names = (*(one.source for one in others), name_model(ours.arch), *(one.precision for one in others))
     where = f"{ours.num_gpus} {TIMES} {ours.model}"
     where += f" of {ours.num_nodes} hosts" if ours.num_nodes > 1 else ""
-    reads = f"{command('doctor')} checks links, clocks, power limits and other programs of this machine"
+    reads = (
+        f"{format_command('doctor')} checks links, clocks, power limits and other programs of this machine"
+    )
     return Verdict(
         question=PUBLISHED,
         answer=RESOLVED,
         heading="Published efficiency",
         in_words=label,
-        text=f"DDP reaches an efficiency of {with_interval(ours.efficiency, '%', 100, digits=2)} "
+        text=f"DDP reaches an efficiency of {format_interval(ours.efficiency, '%', 100, digits=2)} "
         f"on {where}, {label}: {shown} ({', '.join(dict.fromkeys(names))})",
         notes=(reads,) if is_below else (),
     )

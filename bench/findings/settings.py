@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..common.numbers import about, ratio, short_percent
-from ..common.text import listed
+from ..common.numbers import format_percent, format_ratio, format_rough_duration
+from ..common.text import format_list
 from ..plan.case_settings import DDP_DEFAULTS, KINDS
 from ..plan.modes import COMPOSABLE
 from ..results.case_result import CaseResult
-from ..results.comparisons import EQUAL, FASTER, TOO_FEW, UNRESOLVED, Comparison, over_eager
-from .verdicts import CAP, COMPILE, TOO_FEW_ROUNDS, Verdict, answer_by_ratio, width_ratio
-from .wording import compile_label, ddp_call, mode_name, place, setting_names, short_mode
+from ..results.comparisons import EQUAL, FASTER, TOO_FEW, UNRESOLVED, Comparison, select_compile_comparisons
+from .verdicts import CAP, COMPILE, TOO_FEW_ROUNDS, Verdict, answer_by_ratio, compute_width_ratio
+from .wording import (
+    name_compile_mode,
+    name_devices,
+    name_mode,
+    name_mode_short,
+    name_settings,
+    write_ddp_call,
+)
 
-ALTERS = {name for name, kind in KINDS.items() if kind == "training"}
-PASTED = {name for name in DDP_DEFAULTS if KINDS[name] == "argument"} | {"optimize_ddp"}
-"""Settings that `ddp_call` can write."""
+TRAINING_SETTINGS = {name for name, kind in KINDS.items() if kind == "training"}
+CODE_SETTINGS = {name for name in DDP_DEFAULTS if KINDS[name] == "argument"} | {"optimize_ddp"}
+"""Settings that `write_ddp_call` can write."""
 
 MIN_CAPS = 3
 """Bucket caps beside the default that make a search."""
@@ -35,12 +42,12 @@ def answer_settings(cases: Sequence[CaseResult], comparisons: Sequence[Compariso
     if not comparisons:
         return None
     default = by_id[comparisons[0].reference_id]
-    changed = {one.case_id: by_id[one.case_id].changed(default) for one in comparisons}
+    changed = {one.case_id: by_id[one.case_id].list_changed(default) for one in comparisons}
     named = {case_id: _name_alternative(by_id[case_id], axes) for case_id, axes in changed.items()}
     proved = [one for one in comparisons if not by_id[one.case_id].not_proved]
     faster = [one for one in comparisons if one.answer == FASTER and not one.within_margin]
     winners = [one for one in faster if one in proved]
-    same = [one for one in comparisons if not ALTERS & changed[one.case_id].keys()]
+    same = [one for one in comparisons if not TRAINING_SETTINGS & changed[one.case_id].keys()]
     fastest = max(winners, key=lambda one: one.ratio.estimate, default=None)
     best = max((one for one in winners if one in same), key=lambda one: one.ratio.estimate, default=fastest)
     # One that gains the margin at most is no reason to change anything, whether or not it is slower.
@@ -50,10 +57,10 @@ def answer_settings(cases: Sequence[CaseResult], comparisons: Sequence[Compariso
     shown = best or max(known, key=lambda one: one.ratio.estimate, default=comparisons[0])
     left = [named[one.case_id] for one in (*unresolved, *few)]
     beside = [name for name in left if name != named[shown.case_id]]
-    kept = setting_names(default.changed()) or "the default"
+    kept = name_settings(default.list_changed()) or "the default"
     only_caps = all(axes.keys() == {"bucket_cap_mb"} for axes in changed.values())
     noun = "caps" if only_caps else "settings"
-    name, fact, label = named[shown.case_id], f"is {ratio(shown.ratio)} as fast", ""
+    name, fact, label = named[shown.case_id], f"is {format_ratio(shown.ratio)} as fast", ""
     if best:
         answer, label, text = (
             FASTER,
@@ -64,10 +71,10 @@ def answer_settings(cases: Sequence[CaseResult], comparisons: Sequence[Compariso
         tried = f"the best of {len(known)} {noun}, {name}," if len(known) > 1 else name
         answer, text = UNRESOLVED, f"{UNRESOLVED}: {tried} {fact} as {kept}"
     elif few:
-        answer, text = TOO_FEW, f"{TOO_FEW} to compare {listed(left)} with {kept}: {TOO_FEW_ROUNDS}"
+        answer, text = TOO_FEW, f"{TOO_FEW} to compare {format_list(left)} with {kept}: {TOO_FEW_ROUNDS}"
     else:
         answer, label = EQUAL, f"keep {kept}"
-        gain = short_percent(max(max((one.ratio.high for one in known), default=1.0) - 1, MIN_GAIN))
+        gain = format_percent(max(max((one.ratio.high for one in known), default=1.0) - 1, MIN_GAIN))
         most = f"more than {gain} faster (95% confidence)"
         is_slower = all(one.ratio.high <= 1 for one in known)
         none = f"none of the {len(known)} other {noun} is {'faster' if is_slower else most}"
@@ -77,14 +84,20 @@ def answer_settings(cases: Sequence[CaseResult], comparisons: Sequence[Compariso
     if best and best not in same:
         notes.append(f"{named[best.case_id]} changes the training: check the loss")
     elif best and by_id[best.case_id].mode == "ddp":
-        axes = {axis: value for axis, value in by_id[best.case_id].changed().items() if axis not in ALTERS}
-        paste = ddp_call(axes) if axes.keys() <= PASTED else ""
+        axes = {
+            axis: value
+            for axis, value in by_id[best.case_id].list_changed().items()
+            if axis not in TRAINING_SETTINGS
+        }
+        paste = write_ddp_call(axes) if axes.keys() <= CODE_SETTINGS else ""
     if fastest and fastest is not best:
-        notes.append(f"{named[fastest.case_id]} is {ratio(fastest.ratio)} as fast, but changes the training")
+        notes.append(
+            f"{named[fastest.case_id]} is {format_ratio(fastest.ratio)} as fast, but changes the training"
+        )
     doubted = [one for one in faster if one not in proved]
-    notes += [f"{named[one.case_id]} is {ratio(one.ratio)} as fast, but not proved" for one in doubted]
+    notes += [f"{named[one.case_id]} is {format_ratio(one.ratio)} as fast, but not proved" for one in doubted]
     if beside and (best or unresolved):
-        notes.append(f"Still undecided: {listed(beside)}")
+        notes.append(f"Still undecided: {format_list(beside)}")
     return Verdict(
         question=CAP,
         answer=answer,
@@ -95,7 +108,7 @@ def answer_settings(cases: Sequence[CaseResult], comparisons: Sequence[Compariso
         notes=tuple(notes),
         comparisons=tuple(comparisons),
         faster_id=best.case_id if best else "",
-        width_ratio=width_ratio(proved),
+        width_ratio=compute_width_ratio(proved),
         no_cap_helps=answer == EQUAL and only_caps and len(known) >= MIN_CAPS,
     )
 
@@ -104,13 +117,13 @@ def _compare_with_one_device(case: CaseResult) -> str:
     """Add how fast a case on several devices is beside one device, where that is known."""
     if case.num_devices < 2 or case.speedup is None:
         return ""
-    return f"; with it {mode_name(case)} is {ratio(case.speedup)} as fast as one device"
+    return f"; with it {name_mode(case)} is {format_ratio(case.speedup)} as fast as one device"
 
 
 def _name_alternative(case: CaseResult, changed: dict[str, str]) -> str:
     """Name a case beside DDP's default: its wrapper where it is another, and its settings."""
-    names = setting_names(changed)
-    return names if case.mode == "ddp" else " with ".join(filter(None, (short_mode(case), names)))
+    names = name_settings(changed)
+    return names if case.mode == "ddp" else " with ".join(filter(None, (name_mode_short(case), names)))
 
 
 def answer_compile(cases: Sequence[CaseResult], comparisons: Sequence[Comparison]) -> list[Verdict]:
@@ -120,20 +133,24 @@ def answer_compile(cases: Sequence[CaseResult], comparisons: Sequence[Comparison
     """
     by_id = {case.case_id: case for case in cases if case.is_ok and not case.answers_nothing}
     by_variant: dict[tuple[float | None, str], list[Comparison]] = {}
-    for one in over_eager(comparisons, by_id.values()):
+    for one in select_compile_comparisons(comparisons, by_id.values()):
         by_variant.setdefault(by_id[one.case_id].variant, []).append(one)
     found = []
     for (_, mode), compared in by_variant.items():
         most = max(compared, key=lambda one: by_id[one.case_id].num_devices)
         ours, eager = by_id[most.case_id], by_id[most.reference_id]
-        names = compile_label(mode), compile_label(eager.compile)
+        names = name_compile_mode(mode), name_compile_mode(eager.compile)
         single = [one for one in compared if by_id[one.case_id].mode == "single" and one is not most]
-        notes = [f"For single, {names[0]} is {ratio(one.ratio)} as fast as {names[1]}" for one in single]
-        notes += [f"Compiling took {about(ours.compile_s)}"] if ours.compile_s is not None else []
+        notes = [
+            f"For single, {names[0]} is {format_ratio(one.ratio)} as fast as {names[1]}" for one in single
+        ]
+        notes += (
+            [f"Compiling took {format_rough_duration(ours.compile_s)}"] if ours.compile_s is not None else []
+        )
         given = "" if mode == "default" else f'mode="{mode}"'
         paste = f"model.compile({given}){'; model = DDP(model)' * (ours.mode == 'ddp')}"
         is_found = most.answer == FASTER and not most.within_margin
         how = {"heading": COMPILE, "of": ours.batch_name, "paste": paste * is_found, "notes": tuple(notes)}
-        where = f" for {mode_name(ours)} on {place(ours)}"
+        where = f" for {name_mode(ours)} on {name_devices(ours)}"
         found.append(answer_by_ratio(COMPILE, most, names, where, **how))
     return found

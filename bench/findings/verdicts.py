@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ..common.numbers import ratio, short_percent, with_interval
-from ..results.comparisons import EQUAL, FASTER, OPEN, SLOWER, TOO_FEW, UNRESOLVED, Comparison
+from ..common.numbers import format_interval, format_percent, format_ratio
+from ..results.comparisons import EQUAL, FASTER, OPEN_ANSWERS, SLOWER, TOO_FEW, UNRESOLVED, Comparison
 from ..stats.fit import MIN_ROUNDS
 from ..stats.interval import Interval
 
@@ -37,7 +37,7 @@ class Saving:
     @property
     def sentence(self) -> str:
         """Name the cost, and what to try against it."""
-        return f"{with_interval(self.ms, 'ms')} of each step go to {self.what}: try {self.remedy}."
+        return f"{format_interval(self.ms, 'ms')} of each step go to {self.what}: try {self.remedy}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class Verdict:
     @property
     def is_open(self) -> bool:
         """True where more rounds are needed."""
-        return self.answer in OPEN
+        return self.answer in OPEN_ANSWERS
 
     @property
     def sentence(self) -> str:
@@ -102,8 +102,11 @@ def answer_by_ratio(
     """Answer a question by a comparison of two that have `names`, turned so that its ratio is above 1."""
     is_slower = one.ratio.estimate < 1
     faster, slower = reversed(names) if is_slower else names
-    margin = short_percent(one.margin)
-    fact = f"{faster} is {ratio(one.ratio.inverted() if is_slower else one.ratio)} as fast as {slower}{where}"
+    margin = format_percent(one.margin)
+    fact = (
+        f"{faster} is {format_ratio(one.ratio.invert() if is_slower else one.ratio)} as fast "
+        f"as {slower}{where}"
+    )
     is_found, few = one.answer in (FASTER, SLOWER) and not one.within_margin, ""
     if one.answer == TOO_FEW:
         fact = f"{TOO_FEW} to compare {faster} with {slower}{where}: {TOO_FEW_ROUNDS}"
@@ -122,14 +125,14 @@ def answer_by_ratio(
         in_words=few,
         comparisons=(one,),
         faster_id="" if not is_found else one.reference_id if is_slower else one.case_id,
-        width_ratio=width_ratio([one]),
+        width_ratio=compute_width_ratio([one]),
         **more,
     )
 
 
-def width_ratio(comparisons: Iterable[Comparison]) -> float:
+def compute_width_ratio(comparisons: Iterable[Comparison]) -> float:
     """Divide the widest open interval by the width that decides; infinite where one is not known."""
-    left = [one for one in comparisons if one.answer in OPEN]
+    left = [one for one in comparisons if one.answer in OPEN_ANSWERS]
     if any(one.answer == TOO_FEW for one in left):
         return math.inf
     return max((one.half_width / (math.log1p(one.margin) / 2) for one in left), default=0.0)

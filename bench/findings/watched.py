@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..common.numbers import number, plural, with_interval
-from ..common.text import visible
+from ..common.numbers import format_count, format_interval, format_number
+from ..common.text import escape_controls
 from ..machine.manifest import Manifest
 from ..machine.watched import LateRank, Measured, Watched, WatchedRank
 from ..results.comparisons import FASTER
@@ -15,7 +15,7 @@ from ..results.store import RunData
 from ..stats.interval import Interval
 from .findings import Conclusion, conclude_run
 from .verdicts import CAP, COMMUNICATION, MIN_SHARE, RESOLVED
-from .watched_settings import Settings, as_interval, conclude_settings
+from .watched_settings import SettingsAdvice, conclude_settings, make_interval
 
 PART_NAMES = {
     "data": "data loading",
@@ -30,7 +30,7 @@ PART_NAMES = {
 MIN_SLOWER_PART = 0.02
 """Share of the step by which a part is surely longer on one rank, to be told where none is late in all."""
 
-SAME_FOR_ALL = "Give all ranks the same cores, clocks and batches"
+EQUAL_RANKS_REMEDY = "Give all ranks the same cores, clocks and batches"
 REMEDIES = {
     "data": "Give the loader of this rank more workers, or look at its storage",
     "evaluation": "Let all ranks evaluate a part each",
@@ -38,13 +38,13 @@ REMEDIES = {
 }
 """Remedy for a straggler, by the part that is late."""
 
-FEWER_BYTES = (
+FEWER_BYTES_REMEDY = (
     "Communicate less often or less: a larger batch, accumulation under no_sync(), or 16-bit gradients "
     "(register_comm_hook with bf16_compress_hook), which change the training."
 )
 
 
-def as_measured(found: Interval) -> Measured:
+def make_measured(found: Interval) -> Measured:
     """Turn an interval into what a manifest holds."""
     low, high = (end if math.isfinite(end) else None for end in (found.low, found.high))
     return Measured(estimate=found.estimate, low=low, high=high)
@@ -52,7 +52,7 @@ def as_measured(found: Interval) -> Measured:
 
 def write_ms(found: Measured | None, unit: str = "ms") -> str:
     """Write milliseconds with their interval; empty when missing."""
-    return "" if found is None else with_interval(as_interval(found), unit)
+    return "" if found is None else format_interval(make_interval(found), unit)
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class WatchConclusion:
     """Findings of its folder as of a run's; what a run would do next is no command of the user's."""
     straggler: str
     """Sentence that names the rank which the others wait for; empty without one."""
-    settings: Settings
+    settings: SettingsAdvice
     """Settings that cost time, and the savings from changing them."""
     notes: tuple[str, ...]
     advice: str
@@ -81,24 +81,24 @@ class WatchConclusion:
 def conclude_watch(run: RunData) -> WatchConclusion:
     """Conclude a watched training."""
     watched = run.manifest.watched or Watched()
-    told = (*_count_steps(watched), *_compare_ranks(run.manifest, watched), *watched.notes)
-    notes = tuple(map(visible, told))
+    told = (*_describe_steps(watched), *_compare_ranks(run.manifest, watched), *watched.notes)
+    notes = tuple(map(escape_controls, told))
     found = conclude_run(run)
     late = describe_late_rank(run.manifest, watched.late)
     exposed_ms = found.cases[0].exposed_comm_ms if found.cases else None
-    settings = conclude_settings(watched.settings, exposed_ms, _step_ms(watched))
+    settings = conclude_settings(watched.settings, exposed_ms, _get_step_ms(watched))
     return WatchConclusion(found, late, settings, notes, _advise(found, watched.late, settings))
 
 
-def _step_ms(watched: Watched) -> float:
+def _get_step_ms(watched: Watched) -> float:
     """Return milliseconds of a step of the first rank."""
     return sum(part.estimate for part in watched.ranks[0].parts.values()) if watched.ranks else 0.0
 
 
-def _advise(found: Conclusion, late: LateRank | None, settings: Settings) -> str:
+def _advise(found: Conclusion, late: LateRank | None, settings: SettingsAdvice) -> str:
     """Say what to do first: about the straggler, which all wait for, about settings, or communication."""
     if late is not None and late.is_straggler:
-        return f"{REMEDIES.get(late.part, SAME_FOR_ALL)}; then watch again."
+        return f"{REMEDIES.get(late.part, EQUAL_RANKS_REMEDY)}; then watch again."
     if settings.savings:
         return f"Try {settings.savings[0].remedy}; then watch again."
     faster = [one for one in found.verdicts if one.question == CAP and one.answer == FASTER]
@@ -107,14 +107,14 @@ def _advise(found: Conclusion, late: LateRank | None, settings: Settings) -> str
     if any(one.question in (CAP, COMMUNICATION) and one.is_open for one in found.verdicts):
         return "Watch a longer training, while no other program uses these cores."
     exposes = any(one.question == COMMUNICATION and one.answer == RESOLVED for one in found.verdicts)
-    return FEWER_BYTES if exposes else ""
+    return FEWER_BYTES_REMEDY if exposes else ""
 
 
 def describe_late_rank(manifest: Manifest, late: LateRank | None) -> str:
     """Say which rank the others wait for, by how much and with which part; empty without one."""
     if late is None or not late.is_straggler:
         return ""
-    return visible(
+    return escape_controls(
         f"Rank {name_rank(manifest, late.rank)} is a straggler: "
         f"{write_ms(late.later_ms)} later in each step than the others, which wait for it; mostly in "
         f"{PART_NAMES.get(late.part, late.part)}, with {write_ms(late.parts.get(late.part))}."
@@ -125,13 +125,13 @@ def name_rank(manifest: Manifest, rank: int) -> str:
     """Name a rank by its number, and by its host where there are several."""
     hosts = {one.rank: one.host for one in manifest.ranks}
     has_several = len({*hosts.values()}) > 1
-    return visible(f"{rank} on {hosts[rank]}") if has_several and rank in hosts else f"{rank}"
+    return escape_controls(f"{rank} on {hosts[rank]}") if has_several and rank in hosts else f"{rank}"
 
 
 def _compare_ranks(manifest: Manifest, watched: Watched) -> Iterator[str]:
     """Say what ranks wait for beside DDP's communication, and which parts of a step take one rank longer."""
-    waiting = max(watched.ranks, key=_in_collectives_ms, default=None)
-    if waiting is not None and _in_collectives_ms(waiting) > MIN_SHARE * _step_ms(watched):
+    waiting = max(watched.ranks, key=_get_collectives_ms, default=None)
+    if waiting is not None and _get_collectives_ms(waiting) > MIN_SHARE * _get_step_ms(watched):
         taken_ms, name = write_ms(waiting.parts["collectives"]), name_rank(manifest, waiting.rank)
         yield (
             f"Collectives that the script calls itself, or its Trainer, take {taken_ms} of a step of rank "
@@ -150,7 +150,7 @@ def _compare_ranks(manifest: Manifest, watched: Watched) -> Iterator[str]:
         yield f"Rank {name} takes {write_ms(more_ms)} more than the others in {PART_NAMES[part]}."
 
 
-def _in_collectives_ms(rank: WatchedRank) -> float:
+def _get_collectives_ms(rank: WatchedRank) -> float:
     found = rank.parts.get("collectives")
     return found.estimate if found else 0.0
 
@@ -159,19 +159,21 @@ def _find_slower_parts(watched: Watched) -> Iterator[tuple[int, str, Measured]]:
     """Find parts of its own work that take a rank surely longer than every other one."""
     for part, rank in ((part, rank) for part in PART_NAMES for rank in watched.ranks):
         others = [
-            as_interval(one.parts[part]) for one in watched.ranks if one is not rank and part in one.parts
+            make_interval(one.parts[part]) for one in watched.ranks if one is not rank and part in one.parts
         ]
         if others and part in rank.parts:
-            more = as_interval(rank.parts[part]).less(max(others, key=lambda ms: ms.estimate))
-            if more.low > MIN_SLOWER_PART * _step_ms(watched):
-                yield rank.rank, part, as_measured(more)
+            more = make_interval(rank.parts[part]).subtract(max(others, key=lambda ms: ms.estimate))
+            if more.low > MIN_SLOWER_PART * _get_step_ms(watched):
+                yield rank.rank, part, make_measured(more)
 
 
-def _count_steps(watched: Watched) -> Iterator[str]:
+def _describe_steps(watched: Watched) -> Iterator[str]:
     """Say which steps are not compared, how many ranks there are, and what watching took."""
     if watched.num_others:
-        yield f"Not compared: {plural(watched.num_others, 'step')} that consist of other parts."
+        yield f"Not compared: {format_count(watched.num_others, 'step')} that consist of other parts."
     if watched.own_ms:
-        probes = f"; {plural(watched.num_probes, 'probe')} gave up overlap" if watched.num_probes else ""
-        took = f"{number(watched.own_ms, 2)} ms of each step ({number(watched.own_pct, 2)}%)"
+        probes = (
+            f"; {format_count(watched.num_probes, 'probe')} gave up overlap" if watched.num_probes else ""
+        )
+        took = f"{format_number(watched.own_ms, 2)} ms of each step ({format_number(watched.own_pct, 2)}%)"
         yield f"Watching itself took {took} by its own clock{probes}."

@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ..common.numbers import number, plural
-from ..common.text import visible
+from ..common.numbers import format_count, format_number
+from ..common.text import escape_controls
 from ..machine.watched import Measured, WatchedSetting
 from ..stats.interval import Interval
 from .verdicts import MIN_SHARE, Saving
 
-USUAL = ("buffers", "loader")
+COMMON_SETTINGS = ("buffers", "loader")
 """Settings that every training has: they are told from `MIN_SHARE` of the step on."""
 
 PACKAGES = {
@@ -25,11 +25,11 @@ PACKAGES = {
 REDUCED = "reduced"
 """Value of `unused` where the cost holds the all-reduce of which parameters were used."""
 
-OF_TRAINER = {"forward_sync_buffers": "ddp_broadcast_buffers"}
+TRAINER_NAMES = {"forward_sync_buffers": "ddp_broadcast_buffers"}
 """Names of TrainingArguments that are not made of a prefix and the argument's own name."""
 
 
-class Settings(NamedTuple):
+class SettingsAdvice(NamedTuple):
     """Changes of a training's settings that are worth trying."""
 
     savings: tuple[Saving, ...] = ()
@@ -38,7 +38,7 @@ class Settings(NamedTuple):
     """Settings whose cost was not measured, or not told from noise, each with its remedy."""
 
 
-def as_interval(found: Measured) -> Interval:
+def make_interval(found: Measured) -> Interval:
     """Turn what a manifest holds into an interval."""
     ends = (math.nan if end is None else end for end in (found.low, found.high))
     return Interval(found.estimate, *ends)
@@ -46,22 +46,22 @@ def as_interval(found: Measured) -> Interval:
 
 def conclude_settings(
     found: Iterable[WatchedSetting], exposed_ms: Interval | None, step_ms: float
-) -> Settings:
+) -> SettingsAdvice:
     """Conclude what settings cost; `exposed_ms` is what communication adds to a step of `step_ms`."""
     savings, unmeasured = list[Saving](), list[tuple[str, str]]()
     for one in found:
-        cost = as_interval(one.cost_ms) if one.cost_ms else None
+        cost = make_interval(one.cost_ms) if one.cost_ms else None
         if one.name == "micro-steps" and exposed_ms is not None and one.of:
-            cost = exposed_ms.scaled(one.amount / one.of)
-        what, remedy = map(visible, _describe(one))
-        least_ms = MIN_SHARE * step_ms if one.name in USUAL else 0.0
+            cost = exposed_ms.scale(one.amount / one.of)
+        what, remedy = map(escape_controls, _describe(one))
+        least_ms = MIN_SHARE * step_ms if one.name in COMMON_SETTINGS else 0.0
         if cost is not None and cost.low > 0 and cost.estimate >= least_ms:
             savings.append(Saving(cost, what, remedy))
-        elif one.name not in USUAL:
+        elif one.name not in COMMON_SETTINGS:
             is_bounded = cost is not None and math.isfinite(cost.high)
-            bound = f" (at most {number(max(cost.high, 0.0), 2)} ms)" if cost and is_bounded else ""
+            bound = f" (at most {format_number(max(cost.high, 0.0), 2)} ms)" if cost and is_bounded else ""
             unmeasured.append((f"{what}{bound}", remedy))
-    return Settings(tuple(sorted(savings, key=lambda one: -one.ms.estimate)), tuple(unmeasured))
+    return SettingsAdvice(tuple(sorted(savings, key=lambda one: -one.ms.estimate)), tuple(unmeasured))
 
 
 def _describe(one: WatchedSetting) -> tuple[str, str]:
@@ -70,26 +70,27 @@ def _describe(one: WatchedSetting) -> tuple[str, str]:
     workers = f"more than {amount}" if amount else "2"
     return {
         "micro-steps": (
-            f"averaging gradients {plural(amount, 'time')} before an accumulation is complete",
+            f"averaging gradients {format_count(amount, 'time')} before an accumulation is complete",
             f"no_sync() around forward and backward of every micro-step but the last{at}",
         ),
         "unused": (
             "the search for unused parameters, of which there are none; "
             + ("at most with" if one.value == REDUCED else "at least, without")
             + " the all-reduce of which were used",
-            _argument(one, "find_unused_parameters", "False", "ddp_"),
+            _name_argument(one, "find_unused_parameters", "False", "ddp_"),
         ),
         "buffers": (
             "DDP's broadcast of buffers",
-            f"{_argument(one, one.value, 'False', 'ddp_')}, if ranks may keep buffers of their own",
+            f"{_name_argument(one, one.value, 'False', 'ddp_')}, if ranks may keep buffers of their own",
         ),
         "loader": (
-            f"waiting for a loader with {plural(amount, 'worker')} (at least where they find no free core)",
-            _argument(one, "num_workers", workers, "dataloader_"),
+            f"waiting for a loader with {format_count(amount, 'worker')} (at least where they "
+            f"find no free core)",
+            _name_argument(one, "num_workers", workers, "dataloader_"),
         ),
         "pinning": (
             "copying batches to the GPU from memory that is not pinned",
-            _argument(one, "pin_memory", "True", "dataloader_"),
+            _name_argument(one, "pin_memory", "True", "dataloader_"),
         ),
         "epoch": (
             f"the same order of samples in {amount} epochs, for the sampler's epoch is never set",
@@ -100,7 +101,7 @@ def _describe(one: WatchedSetting) -> tuple[str, str]:
             f"DistributedDataParallel, started by torchrun with a process for each GPU{at}",
         ),
         "threads": (
-            f"{amount} threads of operators on {plural(one.of, 'core')}",
+            f"{amount} threads of operators on {format_count(one.of, 'core')}",
             f"OMP_NUM_THREADS={one.value} before the launcher, or torch.set_num_threads({one.value})",
         ),
         "host": (
@@ -111,11 +112,11 @@ def _describe(one: WatchedSetting) -> tuple[str, str]:
     }.get(one.name, (one.name, ""))
 
 
-def _argument(one: WatchedSetting, name: str, value: str, prefix: str) -> str:
+def _name_argument(one: WatchedSetting, name: str, value: str, prefix: str) -> str:
     """Name an argument of DDP or of a loader where the user can set it; `prefix` is that of a Trainer."""
     is_of_ddp, package = prefix == "ddp_", one.made_by
     if package == "transformers":
-        name = OF_TRAINER.get(name, f"{prefix}{name}")
+        name = TRAINER_NAMES.get(name, f"{prefix}{name}")
     if package in PACKAGES and (is_of_ddp or package == "transformers"):
         return f"{name}={value} in {PACKAGES[package]}"
     at = f" ({one.line})" if one.line else ""

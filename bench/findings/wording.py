@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ..common.numbers import TIMES, count, plural
-from ..common.text import listed
-from ..plan.buckets import bucket_caps, cap_code
+from ..common.numbers import TIMES, format_count, format_integer
+from ..common.text import format_list
+from ..plan.buckets import parse_bucket_caps, write_cap_code
 from ..plan.case import Case
 from ..plan.case_settings import STEP_SETTINGS
 from ..plan.modes import SPECS
@@ -33,17 +33,17 @@ _MODEL = re.compile(r"(?P<family>(?:wide_)?resne(?:x)?t)(?P<rest>[0-9].*)")
 _FAMILIES = {"resnet": "ResNet", "resnext": "ResNeXt", "wide_resnet": "Wide ResNet"}
 
 
-MOST_HIDDEN_WIDTH_PCT = 100.0
+MAX_HIDDEN_WIDTH_PCT = 100.0
 """A wider interval holds both that all is hidden and that none is."""
 
 
-def hidden_share(case: CaseResult) -> Interval | None:
+def get_hidden_share(case: CaseResult) -> Interval | None:
     """Return the percent of communication that is hidden; None where it is not known to 50 points."""
     found = case.hidden_pct
-    return found if found and found.high - found.low <= MOST_HIDDEN_WIDTH_PCT else None
+    return found if found and found.high - found.low <= MAX_HIDDEN_WIDTH_PCT else None
 
 
-def hidden_percent(found: Interval | None, written: Callable[[Interval], str]) -> str:
+def format_hidden(found: Interval | None, written: Callable[[Interval], str]) -> str:
     """Write such a share if it is known; `none` where communication adds more than it takes alone.
 
     `all` where it adds nothing.
@@ -53,83 +53,83 @@ def hidden_percent(found: Interval | None, written: Callable[[Interval], str]) -
     return "none" if found.estimate < 0 else "all" if found.estimate >= 100 else written(found)
 
 
-def model_name(arch: str) -> str:
+def name_model(arch: str) -> str:
     """Write a built-in architecture as papers do: `ResNet-18`; another name as it is."""
     found = _MODEL.fullmatch(arch)
     return arch if found is None else f"{_FAMILIES[found['family']]}-{found['rest']}"
 
 
-def unit_of_cases(cases: Sequence[CaseResult]) -> str:
+def get_unit(cases: Sequence[CaseResult]) -> str:
     """Return what the rates of a run count; its cases all train the same workload."""
     return cases[0].unit if cases else IMAGES
 
 
-def samples_noun(case: CaseResult) -> str:
+def name_samples(case: CaseResult) -> str:
     """Name the rows of a batch: by the unit where each is one of it, else `samples`."""
     return case.unit if case.units_per_sample == 1 else "samples"
 
 
-def device_noun(device_type: str) -> str:
+def name_device(device_type: str) -> str:
     """Return `GPU` or `CPU core`."""
     return "CPU core" if device_type == "cpu" else "GPU"
 
 
-def devices(how_many: int, device_type: str) -> str:
+def format_devices(how_many: int, device_type: str) -> str:
     """Write `2 GPUs`, `1 CPU core`."""
-    return plural(how_many, device_noun(device_type))
+    return format_count(how_many, name_device(device_type))
 
 
-def place(case: CaseResult) -> str:
+def name_devices(case: CaseResult) -> str:
     """Name the devices of a case: `2 GPUs`, `16 GPUs of 2 hosts`, `4 shared CPU cores`."""
     shared = "shared " if case.oversubscribed else ""
-    named = plural(case.num_devices, f"{shared}{device_noun(case.device_type)}")
+    named = format_count(case.num_devices, f"{shared}{name_device(case.device_type)}")
     return f"{named} of {case.num_nodes:,d} hosts" if case.num_nodes > 1 else named
 
 
-def stand_ins(cases: Iterable[CaseResult]) -> list[str]:
+def describe_stand_ins(cases: Iterable[CaseResult]) -> list[str]:
     """Say what stands in for what in these cases, a sentence each without its full stop."""
     modes = {case.mode for case in cases if case.device_type == "cpu"}
     return [CPU_STAND_IN, *([_EMULATED_DP] if "dp" in modes else [])] if modes else []
 
 
-def mode_name(case: CaseResult) -> str:
+def name_mode(case: CaseResult) -> str:
     """Name the mode in a sentence: `DDP`, `DP`, `DP emulated (CPU)`."""
-    return f"{short_mode(case)}{' (CPU)' if case.is_stand_in else ''}"
+    return f"{name_mode_short(case)}{' (CPU)' if case.is_stand_in else ''}"
 
 
-def short_mode(case: CaseResult) -> str:
+def name_mode_short(case: CaseResult) -> str:
     """Name the mode in a figure or a table: `DDP`, `DP`, `DP emulated`, and whether it is not proved."""
     emulated, not_proved = " emulated" * case.is_stand_in, " (not proved)" * bool(case.not_proved)
     return f"{SPECS[case.mode].label}{emulated}{not_proved}"
 
 
-def cap_label(cap: str) -> str:
+def format_cap(cap: str) -> str:
     """Write a bucket cap with its unit."""
     return cap if cap in ("", "default") else f"{cap} MiB"
 
 
-def compile_label(mode: str) -> str:
+def name_compile_mode(mode: str) -> str:
     """Name cases by their mode of torch.compile: `eager`, `compiled`, `compiled (max-autotune)`."""
     return {"off": "eager", "default": "compiled"}.get(mode, f"compiled ({mode})")
 
 
-def variant_labels(cases: Sequence[CaseResult]) -> list[str]:
+def name_variants(cases: Sequence[CaseResult]) -> list[str]:
     """Name each case by its batch size and mode of torch.compile, where there are several of them."""
     several = len({case.compile for case in cases}) > 1
-    parts = ((case.batch_name, compile_label(case.compile) * several) for case in cases)
+    parts = ((case.batch_name, name_compile_mode(case.compile) * several) for case in cases)
     return [", ".join(filter(None, of_case)) for of_case in parts]
 
 
-def setting_names(changed: Mapping[str, str]) -> str:
+def name_settings(changed: Mapping[str, str]) -> str:
     """Name settings in a sentence: `cap 1 MiB`; of others as they are typed, `static_graph=True`."""
-    caps = {axis: f"cap {cap_label(value)}" for axis, value in changed.items() if axis == "bucket_cap_mb"}
+    caps = {axis: f"cap {format_cap(value)}" for axis, value in changed.items() if axis == "bucket_cap_mb"}
     return ", ".join(caps.get(axis, f"{axis}={value}") for axis, value in changed.items())
 
 
-def ddp_call(changed: Mapping[str, str]) -> str:
+def write_ddp_call(changed: Mapping[str, str]) -> str:
     """Write the lines that make DDP so: `model = DDP(model, bucket_cap_mb=25)`."""
     given = [
-        cap_code(bucket_caps(value)) if axis == "bucket_cap_mb" else f"{axis}={value}"
+        write_cap_code(parse_bucket_caps(value)) if axis == "bucket_cap_mb" else f"{axis}={value}"
         for axis, value in changed.items()
         if axis != "optimize_ddp"
     ]
@@ -138,72 +138,81 @@ def ddp_call(changed: Mapping[str, str]) -> str:
     return f"{first}model = DDP({', '.join(part for part in ('model', *given) if part)})"
 
 
-def case_name(case: CaseResult) -> str:
+def name_case(case: CaseResult) -> str:
     """Name a case in a sentence: `DDP on 2 GPUs with bucket_cap_mb=1`."""
-    where, changed = case_parts(case)
+    where, changed = name_case_parts(case)
     return f"{where}{f' with {changed}' if changed else ''}"
 
 
-def case_parts(case: CaseResult) -> tuple[str, str]:
+def name_case_parts(case: CaseResult) -> tuple[str, str]:
     """The two parts of a case's name: `DDP on 2 GPUs`, `bucket_cap_mb=1`; the second may be empty."""
-    changed = setting_names(({} if case.compile == "off" else {"compile": case.compile}) | case.changed())
-    return f"{mode_name(case)} on {place(case)}", ", ".join(filter(None, (case.batch_name, changed)))
+    changed = name_settings(
+        ({} if case.compile == "off" else {"compile": case.compile}) | case.list_changed()
+    )
+    return f"{name_mode(case)} on {name_devices(case)}", ", ".join(filter(None, (case.batch_name, changed)))
 
 
-def settings_label(case: CaseResult, *, with_cap: bool = True) -> str:
+def label_settings(case: CaseResult, *, with_cap: bool = True) -> str:
     """Name settings in a figure or a table: the bucket cap if asked for, then what is no default."""
     if case.mode == "pipeline":
         schedule = _SCHEDULES.get(case.pipeline_schedule, case.pipeline_schedule)
-        return f"{schedule}, {count(case.micro_batches)} micro-batches"
-    changed = case.changed()
+        return f"{schedule}, {format_integer(case.micro_batches)} micro-batches"
+    changed = case.list_changed()
     changed.pop("bucket_cap_mb", None)
-    parts = [f"cap {cap_label(case.setting('bucket_cap_mb'))}"] if with_cap and case.mode == "ddp" else []
+    parts = (
+        [f"cap {format_cap(case.get_setting('bucket_cap_mb'))}"] if with_cap and case.mode == "ddp" else []
+    )
     for axis, value in changed.items():
         words = axis.replace("_", " ")
         parts.append({"True": words, "False": f"no {words}"}.get(value, f"{words} {value}"))
     return ", ".join(parts)
 
 
-def case_label(case: CaseResult, *, with_cap: bool = True) -> str:
+def label_case(case: CaseResult, *, with_cap: bool = True) -> str:
     """Name a case in a figure or a table: `DDP, 2 GPUs, cap 25 MiB`, and whether the devices are shared."""
-    where = plural(case.num_devices, device_noun(case.device_type)) if case.num_devices else ""
+    where = format_count(case.num_devices, name_device(case.device_type)) if case.num_devices else ""
     shared = " (shared)" * case.oversubscribed
-    parts = (short_mode(case), f"{where}{shared}", case.batch_name, settings_label(case, with_cap=with_cap))
+    parts = (
+        name_mode_short(case),
+        f"{where}{shared}",
+        case.batch_name,
+        label_settings(case, with_cap=with_cap),
+    )
     return ", ".join(part for part in parts if part)
 
 
-def planned_label(case: Case, sizes: Sequence[int] = ()) -> str:
+def label_planned_case(case: Case, sizes: Sequence[int] = ()) -> str:
     """Name a case of which nothing is measured yet with its batch size if `sizes` are several."""
     name = f"batch {case.batch}" if len(sizes) > 1 else ""
-    return case_label(replace(CaseResult.of(case.stored()), batch_name=name))
+    return label_case(replace(CaseResult.from_row(case.to_row()), batch_name=name))
 
 
-def step_labels(case: CaseResult) -> list[str]:
+def label_step(case: CaseResult) -> list[str]:
     """Name the precision of a case's step and what else of it is not PyTorch's default."""
     found = [case.precision]
     for setting in STEP_SETTINGS:
-        value, label = case.text(setting.name), setting.metadata["label"]
+        value, label = case.get_text(setting.name), setting.metadata["label"]
         if value and value != str(setting.default):
             found.append(label if isinstance(setting.default, bool) else f"{label} ({value})")
     return [label for label in found if label]
 
 
-def workload_parts(case: CaseResult, sizes: Sequence[float] = ()) -> list[str]:
+def name_workload_parts(case: CaseResult, sizes: Sequence[float] = ()) -> list[str]:
     """Name what a case trains, with its batch or `sizes` of several: per device, or in all if strong."""
     where = "in all" if case.scaling == "strong" else "per device"
-    batch = listed([*map(count, sizes or filter(None, [case.batch]))])
+    batch = format_list([*map(format_integer, sizes or filter(None, [case.batch]))])
     each = f" of {case.units_per_sample:,d} {case.unit}" if case.units_per_sample > 1 else ""
     parts = (
         case.arch,
         f"{case.image_size:.0f} {TIMES} {case.image_size:.0f} px" if case.image_size else "",
-        f"{batch} {samples_noun(case)}{each} {where}" if batch else "",
+        f"{batch} {name_samples(case)}{each} {where}" if batch else "",
         f"{case.scaling} scaling" if case.scaling else "",
-        *step_labels(case),
+        *label_step(case),
     )
     return [part for part in parts if part]
 
 
-def link_name(link: str) -> str:
+def name_link(link: str) -> str:
     """Write `1 Gbit/s`, `200 Mbit/s with 5 ms of delay`; another text as it is."""
     found = _LINK.fullmatch(link)
     if found is None:

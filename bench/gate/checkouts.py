@@ -16,18 +16,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..common.errors import NothingToCompareError, UsageError
-from ..common.process import INSTALLED, OWN_FOLDERS, ended_with_us, huge_pages_env, own_command, uninterrupted
-from ..common.scratch import locks, scratch_folder
+from ..common.process import (
+    INSTALL_FOLDERS,
+    PACKAGE_FOLDERS,
+    choose_huge_pages_env,
+    hold_signals,
+    make_package_command,
+    tie_to_parent,
+)
+from ..common.scratch import get_locks, make_scratch_folder
 from ..machine.manifest import Manifest
 from ..machine.provenance import (
     ROOT,
     ask_git,
-    import_root,
+    explain_not_found,
+    find_import_root,
+    find_repository,
+    find_repository_with,
     is_own,
     is_tracked,
-    not_found,
-    repository_of,
-    repository_with,
     run_git,
 )
 from ..plan.settings import Settings
@@ -54,7 +61,7 @@ class Checkout:
     moved: tuple[Path, Path] | None = None
     """The user's repository, and the checkout of it that its runs import from instead."""
 
-    def with_variables(self, more: Mapping[str, str]) -> Checkout:
+    def add_variables(self, more: Mapping[str, str]) -> Checkout:
         """Return the same with further variables for its runs."""
         return replace(self, environment={**self.environment, **more})
 
@@ -79,15 +86,15 @@ class Checkout:
         how = (
             [self.python, "-m", "bench.run"]
             if self.has_own_bench
-            else own_command("-m", "ddp_bench.bench.run", python=self.python)
+            else make_package_command("-m", "ddp_bench.bench.run", python=self.python)
         )
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("w") as stderr, (output or Path(os.devnull)).open("w") as stdout:
             return subprocess.Popen(
-                ended_with_us([*how, *arguments]),
+                tie_to_parent([*how, *arguments]),
                 cwd=self.folder,
-                env={**os.environ, **huge_pages_env(os.environ), **self.environment, **environment},
-                pass_fds=locks(),  # where this process is killed, the run still needs its checkout
+                env={**os.environ, **choose_huge_pages_env(os.environ), **self.environment, **environment},
+                pass_fds=get_locks(),  # where this process is killed, the run still needs its checkout
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
@@ -96,7 +103,7 @@ class Checkout:
 
 
 @contextlib.contextmanager
-def both_checkouts(
+def check_out_both(
     reference: str, settings: Settings, python: str | None
 ) -> Iterator[tuple[Checkout, Checkout]]:
     """Baseline and candidate, as long as the context lasts; `python` is the baseline's interpreter.
@@ -112,24 +119,24 @@ def both_checkouts(
     if reference == WORKING_TREE:
         yield Checkout("baseline", here, python), candidate
     elif settings.workload is None:
-        with worktree(own_repository(), reference) as place:
+        with make_worktree(find_package_repository(), reference) as place:
             yield (
                 Checkout("baseline", place, python, has_own_bench=True),
                 Checkout("candidate", ROOT, sys.executable, has_own_bench=True),
             )
     else:
         module = settings.workload.partition(":")[0]
-        file = workload_file(module)
-        top = repository_to_compare(settings.workload, file)
-        with worktree(top, reference) as place:
+        file = find_workload_file(module)
+        top = find_comparable_repository(settings.workload, file)
+        with make_worktree(top, reference) as place:
             if is_tracked(file, top) and not (place / file.relative_to(top)).exists():
                 raise NothingToCompareError(
                     f"the baseline {reference} has no {file.relative_to(top)}; --allow-new passes what is new"
                 )
-            root = import_root(module, file)
+            root = find_import_root(module, file)
             roots = () if root is None else (root,)
-            path = moved_path(roots, top, place, python_path=os.environ.get("PYTHONPATH", ""))
-            start = moved_folder(here, top, place)
+            path = move_python_path(roots, top, place, python_path=os.environ.get("PYTHONPATH", ""))
+            start = move_folder(here, top, place)
             try:
                 start.mkdir(
                     parents=True, exist_ok=True
@@ -142,12 +149,12 @@ def both_checkouts(
             yield Checkout("baseline", start, python, {"PYTHONPATH": path}, moved=(top, place)), candidate
 
 
-def own_repository() -> Path:
+def find_package_repository() -> Path:
     """The repository of ddp-bench, whose commits the built-in models change with.
 
     Raises UsageError where this code is installed, or is called from within another repository.
     """
-    if not repository_of(ROOT) == repository_of(Path.cwd()) == ROOT:
+    if not find_repository(ROOT) == find_repository(Path.cwd()) == ROOT:
         raise UsageError(
             "--interleave: the built-in models change with the commits of ddp-bench's own checkout, which "
             "this is not; name a workload of yours after --, as --workload module:name"
@@ -155,7 +162,7 @@ def own_repository() -> Path:
     return ROOT
 
 
-def workload_file(module: str) -> Path:
+def find_workload_file(module: str) -> Path:
     """The file that a run here would import `module` from; nothing is imported. Raises UsageError without."""
     top, *parts = module.split(".")
     folders = [str(Path.cwd()), *sys.path]
@@ -165,20 +172,20 @@ def workload_file(module: str) -> Path:
         within = map(pkgutil.get_importer, (found and found.submodule_search_locations) or ())
         found = next((spec for one in within if one and (spec := one.find_spec(part, None))), None)
     if found is None or found.origin is None or not Path(found.origin).is_file():
-        raise UsageError(not_found(module, Path.cwd()))
+        raise UsageError(explain_not_found(module, Path.cwd()))
     return Path(found.origin).resolve()
 
 
-def repository_to_compare(workload: str, file: Path) -> Path:
+def find_comparable_repository(workload: str, file: Path) -> Path:
     """The repository with a workload's file. Raises UsageError where no two commits of it can be compared."""
-    if any(file.is_relative_to(folder) for folder in OWN_FOLDERS):
+    if any(file.is_relative_to(folder) for folder in PACKAGE_FOLDERS):
         raise UsageError(f"--workload {workload} is ddp-bench's own; leave it out to compare its commits")
-    top = repository_with(file)
+    top = find_repository_with(file)
     if top is not None:
         return top
     if shutil.which("git") is None:
         raise UsageError("--interleave: git is not installed or not on PATH; install it, or add it to PATH")
-    if not INSTALLED.isdisjoint(file.parts):
+    if not INSTALL_FOLDERS.isdisjoint(file.parts):
         fix = "is an installed copy: install the project with pip install -e, or run where its source lies"
     else:
         fix = "is in no git repository: put it under version control, or compare the code as it stands with "
@@ -186,7 +193,7 @@ def repository_to_compare(workload: str, file: Path) -> Path:
     raise UsageError(f"--interleave: {file} {fix}")
 
 
-def moved_folder(folder: Path, top: Path, place: Path) -> Path:
+def move_folder(folder: Path, top: Path, place: Path) -> Path:
     """The same folder in the checkout `place` of the repository at `top`; one elsewhere stays.
 
     So does one in the checkout, which may be in a folder for temporary files of the repository.
@@ -197,7 +204,7 @@ def moved_folder(folder: Path, top: Path, place: Path) -> Path:
     return folder.absolute()
 
 
-def moved_path(roots: Iterable[Path], top: Path, place: Path, *, python_path: str) -> str:
+def move_python_path(roots: Iterable[Path], top: Path, place: Path, *, python_path: str) -> str:
     """A PYTHONPATH that imports from the checkout `place` what is now imported from the repository at `top`.
 
     `roots`, where the workload is imported from, come first; then `python_path`, the present value, and what
@@ -207,7 +214,7 @@ def moved_path(roots: Iterable[Path], top: Path, place: Path, *, python_path: st
     given = [Path(entry).absolute() for entry in python_path.split(os.pathsep) if entry]
     found = []
     for entry in [*roots, *given, *map(Path, filter(None, sys.path))]:
-        moved = moved_folder(entry, top, place)
+        moved = move_folder(entry, top, place)
         if moved != entry.absolute() and moved.exists():
             found.append(moved)
         elif entry in given and not is_tracked(entry.resolve(), top):
@@ -233,7 +240,7 @@ def check_loaded(baseline: Manifest, top: Path, place: Path) -> None:
 
 
 @contextlib.contextmanager
-def worktree(top: Path, reference: str) -> Iterator[Path]:
+def make_worktree(top: Path, reference: str) -> Iterator[Path]:
     """The repository at `top` at a git reference, in a worktree of its own that is gone afterwards.
 
     Raises UsageError where git does not know the reference.
@@ -241,19 +248,21 @@ def worktree(top: Path, reference: str) -> Iterator[Path]:
     is_shallow = ask_git(top, "rev-parse", "--is-shallow-repository") == "true"
     shallow = ", a shallow clone, which git fetch --unshallow completes" if is_shallow else ""
     unknown = f"git knows no {reference!r} in {top}{shallow}"
-    _git(top, "rev-parse", "--verify", "--quiet", f"{reference}^{{commit}}", why=unknown)
-    with scratch_folder() as folder:
+    _run_git(top, "rev-parse", "--verify", "--quiet", f"{reference}^{{commit}}", why=unknown)
+    with make_scratch_folder() as folder:
         # What a gate that was killed had checked out has just gone, but git still knows of it.
         _forget_lost_worktrees(top)
         place = folder.resolve() / "checkout"
         try:
             # A git that is ended in the middle leaves a worktree that it takes for locked. No hooks of the
             # repository: they may be for people who work in it.
-            with uninterrupted():
+            with hold_signals():
                 hooks = ("-c", f"core.hooksPath={os.devnull}")
                 add = ("worktree", "add", "--detach", str(place), reference)
-                _git(top, *hooks, *add, why="git cannot check it out")
-                _git(top, "worktree", "lock", "--reason", WORKTREE_MARK, str(place), why="git cannot lock it")
+                _run_git(top, *hooks, *add, why="git cannot check it out")
+                _run_git(
+                    top, "worktree", "lock", "--reason", WORKTREE_MARK, str(place), why="git cannot lock it"
+                )
             yield place
         finally:
             _remove_worktree(top, place)
@@ -273,10 +282,10 @@ def _remove_worktree(top: Path, place: Path) -> None:
     # Twice: one that git was ended in the middle of making is locked.
     with contextlib.suppress(UsageError):
         remove = ("worktree", "remove", "--force", "--force", str(place))
-        _git(top, *remove, why="git cannot remove its worktree")
+        _run_git(top, *remove, why="git cannot remove its worktree")
 
 
-def _git(top: Path, *arguments: str, why: str) -> str:
+def _run_git(top: Path, *arguments: str, why: str) -> str:
     try:
         # A checkout of a large repository, or one that fetches its large files, takes minutes.
         done = run_git(top, *arguments, timeout_s=600)

@@ -38,21 +38,21 @@ class Code:
             ours, theirs = self.baseline.git, self.candidate.git
             known = all(state.commit and state.dirty is False for state in (ours, theirs))
             return ours.commit == theirs.commit if known else None
-        hashes = [_content(side) for side in (self.baseline, self.candidate)]
+        hashes = [_get_content_hash(side) for side in (self.baseline, self.candidate)]
         return None if None in hashes else hashes[0] == hashes[1]
 
-    def compared(self) -> str:
+    def name_sides(self) -> str:
         """Name both sides: `mynet 1a2b3c4 → 5d6e7f8, torch 2.13.0 → 2.14.1`; what they share only once."""
         sides = (self.baseline, self.candidate)
-        parts = [_between(*map(_name_code, sides))]
+        parts = [_join_sides(*map(_name_code, sides))]
         if all(side.versions.get("torch") for side in sides):
-            parts.append(_between(*(f"torch {side.versions['torch']}" for side in sides)))
+            parts.append(_join_sides(*(f"torch {side.versions['torch']}" for side in sides)))
         for name, one in zip(("baseline", "candidate"), self.environments, strict=False):
             own = " ".join(f"{key}={value}" for key, value in one.items())
             parts += [f"{name} with {own}"] if own else []
         return ", ".join(parts)
 
-    def described(self) -> str:
+    def describe_same_code(self) -> str:
         """Say that both sides imported the same code of the workload, where they did; empty otherwise."""
         sides = (self.baseline, self.candidate)
         if not self.is_identical or not any(side.workload for side in sides):
@@ -64,31 +64,31 @@ class Code:
         what = "this is an A/A comparison" if is_same else "what differs is the environment"
         return f"both sides import identical code: {what}"
 
-    def of_both(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         """The same for a program; what a manifest does not tell is left out."""
 
-        def told(side: Manifest) -> dict[str, Any]:
+        def select_facts(side: Manifest) -> dict[str, Any]:
             workload = structs.replace(side.workload or WorkloadCode(), files={})
             return {"workload": workload, "ddp_bench": side.ddp_bench, "git": side.git}
 
-        both = {"baseline": told(self.baseline), "candidate": told(self.candidate)}
+        both = {"baseline": select_facts(self.baseline), "candidate": select_facts(self.candidate)}
         return {"identical": self.is_identical, **both}
 
 
 def check_one_code(launches: Sequence[Manifest]) -> None:
     """Raise UsageError where the launches of a side measured different code: it was edited meanwhile."""
-    if len({_content(manifest) for manifest in launches}) > 1:
+    if len({_get_content_hash(manifest) for manifest in launches}) > 1:
         raise UsageError(
             "the workload's code was changed while it was measured; leave its files alone and measure again"
         )
 
 
-def _content(manifest: Manifest) -> str | None:
+def _get_content_hash(manifest: Manifest) -> str | None:
     """The hash of the user's code that a run imported; None without such code, or where it is not told."""
     return manifest.workload.code_sha256 if manifest.workload else None
 
 
-def _between(ours: str, theirs: str) -> str:
+def _join_sides(ours: str, theirs: str) -> str:
     """`mynet 1a2b3c4 → 5d6e7f8`: what is the same in both is said once."""
     if ours == theirs:
         return ours

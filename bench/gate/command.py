@@ -10,48 +10,48 @@ from pathlib import Path
 from ..common import cli, values
 from ..common.console import Annotation, show_on_github
 from ..common.errors import ExitCode, NotComparableError, NothingToCompareError, UsageError
-from ..common.text import markdown
+from ..common.text import escape_markdown
 from ..page import render, terminal
-from ..results.case_columns import GATED
+from ..results.case_columns import GATED_METRICS
 from ..results.run_folder import write_output
 from . import output as gate_output
 from . import page as gate_page
 from .compare import Gate, compare
 from .decide import Policy
 from .interleave import measure_launches, show_plan
-from .junit import junit, junit_of_error
+from .junit import write_junit, write_junit_error
 from .main import DEFAULT_LAUNCHES, DEFAULT_THRESHOLD
 from .preflight import check_places, read_environment
 from .runs import GateRun, read_run
 from .sides import Request
 
 
-def gate_runs(options: argparse.Namespace, given: Sequence[str]) -> int:
+def run_gate(options: argparse.Namespace, given: Sequence[str]) -> int:
     """Do what `options` ask for, as they were `given` with what stood from `--` on. The exit status."""
     files = (("--html", options.html), ("--junit", options.junit))
     check_places(out=options.out, files=files)
     try:
-        return _gate(options, given)
+        return _compare_sides(options, given)
     except UsageError as error:
         if options.junit is not None:
-            _write(options.junit, junit_of_error(error), "--junit")
+            _write(options.junit, write_junit_error(error), "--junit")
         if isinstance(error, NotComparableError) and not options.quiet:
             reason, label = str(error), error.label
             show_on_github(
-                [Annotation("warning", cli.speaker(), reason)],
-                lambda: f"## {cli.speaker()}: {label}\n\n{markdown(reason)}",
+                [Annotation("warning", cli.get_message_prefix(), reason)],
+                lambda: f"## {cli.get_message_prefix()}: {label}\n\n{escape_markdown(reason)}",
             )
         if isinstance(error, NothingToCompareError) and options.allow_new:
-            cli.say(f"{error.label}: {error}")
+            cli.print_message(f"{error.label}: {error}")
             return ExitCode.OK
         raise
 
 
-def _gate(options: argparse.Namespace, given: Sequence[str]) -> int:
+def _compare_sides(options: argparse.Namespace, given: Sequence[str]) -> int:
     rest = given[given.index("--") :] if "--" in given else []
-    policy, asked = read_policy(options), _request(options, rest[1:])
+    policy, asked = read_policy(options), _read_request(options, rest[1:])
 
-    def gate_of(first: GateRun, second: GateRun) -> Gate:
+    def compare_pair(first: GateRun, second: GateRun) -> Gate:
         return compare(
             first,
             second,
@@ -62,18 +62,18 @@ def _gate(options: argparse.Namespace, given: Sequence[str]) -> int:
         )
 
     if asked is None:
-        first, second = _runs(options, rest)
+        first, second = _load_runs(options, rest)
     elif options.dry_run:
         show_plan(asked)
         return ExitCode.OK
     else:
-        first, second = measure_launches(asked, gate_of=gate_of, out=options.out, quiet=options.quiet)
-    gate = gate_of(first, second)
-    _tell(options, gate, first, second)
+        first, second = measure_launches(asked, gate_of=compare_pair, out=options.out, quiet=options.quiet)
+    gate = compare_pair(first, second)
+    _report_gate(options, gate, first, second)
     return gate.exit_code
 
 
-def _request(options: argparse.Namespace, arguments: Sequence[str]) -> Request | None:
+def _read_request(options: argparse.Namespace, arguments: Sequence[str]) -> Request | None:
     """Read what a gate in turns is to measure; None of one between results folders. Raises UsageError."""
     if options.interleave is None:
         return None
@@ -81,8 +81,12 @@ def _request(options: argparse.Namespace, arguments: Sequence[str]) -> Request |
         raise UsageError("--interleave measures by itself; leave the results folders out")
     looks: Sequence[int] = DEFAULT_LAUNCHES
     if options.launches is not None:
-        looks = sorted(values.named("launches", values.csv(values.positive_int), options.launches))
-    most_s = options.max_time and values.named("max-time", values.duration_s, options.max_time)
+        looks = sorted(
+            values.parse_option(
+                "launches", values.make_csv_parser(values.parse_positive_int), options.launches
+            )
+        )
+    most_s = options.max_time and values.parse_option("max-time", values.parse_duration_s, options.max_time)
     return Request(
         reference=options.interleave,
         arguments=arguments,
@@ -96,24 +100,24 @@ def _request(options: argparse.Namespace, arguments: Sequence[str]) -> Request |
     )
 
 
-def _tell(options: argparse.Namespace, gate: Gate, first: GateRun, second: GateRun) -> None:
+def _report_gate(options: argparse.Namespace, gate: Gate, first: GateRun, second: GateRun) -> None:
     """Write and print what was asked for."""
     if options.junit is not None:
-        _write(options.junit, junit(gate, allow_missing=options.allow_missing), "--junit")
+        _write(options.junit, write_junit(gate, allow_missing=options.allow_missing), "--junit")
 
-    def as_markdown() -> str:
-        return gate_page.markdown(gate, first, second)
+    def render_markdown() -> str:
+        return gate_page.render_markdown(gate, first, second)
 
     if options.html is not None:
-        _write(options.html, render.html(gate_page.page(gate, first, second)), "--html")
+        _write(options.html, render.render_html(gate_page.make_page(gate, first, second)), "--html")
     if not options.quiet:
-        show_on_github(gate_output.annotations_of(gate), as_markdown)
+        show_on_github(gate_output.make_annotations(gate), render_markdown)
     if options.json:
-        print(gate_output.as_json(gate))
+        print(gate_output.encode_gate(gate))
     elif options.markdown:
-        print(as_markdown())
+        print(render_markdown())
     elif not options.quiet:
-        terminal.show(gate_output.outline(gate))
+        terminal.print_page(gate_output.make_outline(gate))
 
 
 def _write(place: Path, content: str, option: str) -> None:
@@ -128,11 +132,13 @@ def read_policy(options: argparse.Namespace) -> Policy:
     named = {}
     for part in options.threshold.split(","):
         name, _, share = part.rpartition("=")
-        if name and name not in GATED:
-            raise UsageError(f"--threshold: unknown metric {name!r}; {values.did_you_mean(name, GATED)}")
-        named[name] = values.named("threshold", values.fraction, share)
+        if name and name not in GATED_METRICS:
+            raise UsageError(
+                f"--threshold: unknown metric {name!r}; {values.suggest_known(name, GATED_METRICS)}"
+            )
+        named[name] = values.parse_option("threshold", values.parse_fraction, share)
     return Policy(
-        thresholds=dict.fromkeys(GATED, named.pop("", DEFAULT_THRESHOLD)) | named,
+        thresholds=dict.fromkeys(GATED_METRICS, named.pop("", DEFAULT_THRESHOLD)) | named,
         named=frozenset(named),
         ratios_only=options.ratios_only,
         strict=options.strict,
@@ -140,13 +146,15 @@ def read_policy(options: argparse.Namespace) -> Policy:
     )
 
 
-def _runs(options: argparse.Namespace, rest: Sequence[str]) -> tuple[GateRun, GateRun]:
+def _load_runs(options: argparse.Namespace, rest: Sequence[str]) -> tuple[GateRun, GateRun]:
     in_turns = (
         *(options.python, options.out, options.launches, options.env, options.baseline_env),
         *(options.max_time, options.dry_run),
     )
     if len(options.runs) != 2 or rest or any(in_turns):
-        raise UsageError(f"name two results folders, or --interleave REF; see {cli.command('gate')} --help")
+        raise UsageError(
+            f"name two results folders, or --interleave REF; see {cli.format_command('gate')} --help"
+        )
     first, second = options.runs
     runs = read_run(first), read_run(second)
     if first.samefile(second):

@@ -18,19 +18,25 @@ from typing import Any
 from msgspec.structs import replace
 
 from ..common.errors import ExitCode, NotComparableError, UsageError
-from ..common.text import listed
-from ..findings.wording import case_label, case_name
+from ..common.text import format_list
+from ..findings.wording import label_case, name_case
 from ..machine.conditions import Difference
-from ..results.case_columns import GATED
+from ..results.case_columns import GATED_METRICS
 from ..results.commands import write_command
 from ..stats.fit import MIN_ROUNDS
 from ..stats.interval import Estimate
 from .code import Code
-from .decide import INFORMING, MIN_LAUNCHES, Decision, Policy, decide, shares_of_look
-from .judge import VERDICTS, Change, EndErrors, Verdict, compare_metric, of_case, shares_devices
+from .decide import INFORMATIVE_ERRORS, MIN_LAUNCHES, Decision, Policy, compute_look_shares, decide
+from .judge import VERDICTS, Change, EndErrors, Verdict, compare_metric, has_shared_devices, make_change
 from .machine import describe_machine
-from .more import More, measure_alike, more, tell_apart, took_turns
-from .runs import LAUNCH, SWEPT, GateCase, GateRun, run_differences
+from .more import (
+    DecidingCommand,
+    is_interleaved,
+    measure_alike,
+    propose_command,
+    write_distinguishing_command,
+)
+from .runs import LAUNCH_OFFSET, SWEPT_COLUMNS, GateCase, GateRun, find_run_differences
 
 OF_THE_MACHINE: dict[str, Any] = {
     "verdict": "undecided",
@@ -71,7 +77,7 @@ class Gate:
     """Facts about the machine while both sides were measured."""
     cautions: tuple[str, ...] = ()
     """Facts of these that speak against the comparison."""
-    more: More | None = None
+    more: DecidingCommand | None = None
     """The next thing to do; None where nothing is open."""
 
     @property
@@ -108,7 +114,7 @@ class Gate:
         """Return whether time ended it between two looks."""
         return self.num_launches < max(self.looks, default=0) and self.num_launches not in self.looks
 
-    def resolvable(self, launches: int | None = None) -> float | None:
+    def compute_resolvable_change(self, launches: int | None = None) -> float | None:
         """Return the change that every case can tell from none, a fraction; None while that is not known.
 
         With `launches`, what is expected after so many, from the scatter of those that there are.
@@ -119,12 +125,12 @@ class Gate:
             return None
         better = self.errors.better
         if launches is not None and now > 1:
-            then, here = (shares_of_look(looks, number).better for number in (launches, now))
+            then, here = (compute_look_shares(looks, number).better for number in (launches, now))
             better *= then / here
             known = [(error * math.sqrt(now / launches), launches - 1) for error, _ in known]
-        return max(Estimate(0.0, *one).between(better, better).high for one in known)
+        return max(Estimate(0.0, *one).compute_quantile_interval(better, better).high for one in known)
 
-    def having(self, verdict: Verdict) -> list[Change]:
+    def select_verdict(self, verdict: Verdict) -> list[Change]:
         return [c for c in self.comparisons if c.verdict == verdict]
 
 
@@ -139,7 +145,7 @@ def join(baseline: GateRun, candidate: GateRun) -> list[tuple[GateCase, GateCase
     for case in baseline.cases:
         same_id = by_id.get(case.result.case_id)
         if same_id is not None and same_id.key != case.key:
-            name = next(n for n, a, b in zip(SWEPT, case.key, same_id.key, strict=True) if a != b)
+            name = next(n for n, a, b in zip(SWEPT_COLUMNS, case.key, same_id.key, strict=True) if a != b)
             raise UsageError(
                 f"{case.result.case_id} has another {name} in each run: one was edited; measure again"
             )
@@ -169,39 +175,42 @@ def compare(
     Raises NotComparableError where no case is common to both or one has too few rounds, UsageError where the
     baseline measured nothing.
     """
-    interleaved = bool(looks) or took_turns([baseline.manifest, candidate.manifest])
+    interleaved = bool(looks) or is_interleaved([baseline.manifest, candidate.manifest])
     joined = join(baseline, candidate)
     if not joined:
         raise UsageError(f"{baseline.path} has no case with status ok; it cannot be a baseline")
     pairs = [(ours, theirs) for ours, theirs in joined if theirs is not None]
     if not pairs:
-        step = measure_alike(baseline.manifest, candidate.manifest, SWEPT)
+        step = measure_alike(baseline.manifest, candidate.manifest, SWEPT_COLUMNS)
         raise NotComparableError(
-            f"no case is in both: the baseline has {_ids(baseline)}, the candidate {_ids(candidate)}; "
+            f"no case is in both: the baseline has {_list_ids(baseline)}, the "
+            f"candidate {_list_ids(candidate)}; "
             + (f"{step.why}: {step.command}" if step else "watch the same training")
         )
     both_ok = [(ours, theirs) for ours, theirs in pairs if theirs.result.is_ok]
     require_rounds(baseline, [ours for ours, _ in both_ok])
     require_rounds(candidate, [theirs for _, theirs in both_ok])
-    differing = run_differences(baseline, candidate, pairs)
+    differing = find_run_differences(baseline, candidate, pairs)
     code = Code(baseline.manifest, candidate.manifest, interleaved=interleaved, environments=environments)
-    blocked = "" if policy.ratios_only else _obstacle(pairs, differing, interleaved=interleaved)
-    metrics = [metric for metric in GATED.values() if not (policy.ratios_only and metric.absolute)]
+    blocked = "" if policy.ratios_only else _find_obstacle(pairs, differing, interleaved=interleaved)
+    metrics = [metric for metric in GATED_METRICS.values() if not (policy.ratios_only and metric.absolute)]
     # A pass that one of them left out says nothing of its speed.
     had = [(a, b, metric) for a, b in both_ok for metric in metrics if a.rounds[metric.name]]
     wanted = [(a, b, metric) for a, b, metric in had if b.rounds[metric.name]]
     left_out = [(a, m) for a, b, m in had if m.repeated and not b.rounds[m.name]]
-    deciding = [not shares_devices(a, b) and policy.can_fail(metric) for a, b, metric in wanted]
+    deciding = [not has_shared_devices(a, b) and policy.can_fail(metric) for a, b, metric in wanted]
     can_fail = sum(one and metric.repeated for one, (_, _, metric) in zip(deciding, wanted, strict=True))
-    num_launches = len({r // LAUNCH for a, _ in both_ok for r in a.rounds["images_per_s"]})
-    errors = policy.divide_error(can_fail, shares_of_look(looks, num_launches))
-    found = [_missing(ours, theirs) for ours, theirs in joined if theirs is None or not theirs.result.is_ok]
+    num_launches = len({r // LAUNCH_OFFSET for a, _ in both_ok for r in a.rounds["images_per_s"]})
+    errors = policy.divide_error(can_fail, compute_look_shares(looks, num_launches))
+    found = [
+        _mark_missing(ours, theirs) for ours, theirs in joined if theirs is None or not theirs.result.is_ok
+    ]
     found += [
         compare_metric(
             a,
             b,
             metric,
-            errors=errors if decides else INFORMING,
+            errors=errors if decides else INFORMATIVE_ERRORS,
             threshold=policy.thresholds[metric.name],
             blocked=blocked,
             interleaved=interleaved,
@@ -221,17 +230,17 @@ def compare(
     machine, cautions = describe_machine(baseline, candidate, both_ok)
     gate = Gate(
         differences=differing,
-        comparisons=tuple(sorted(found, key=_badness)),
+        comparisons=tuple(sorted(found, key=_compute_badness)),
         errors=errors,
         code=code,
         on_cpu=any(case.result.device_type == "cpu" for case in (*baseline.cases, *candidate.cases)),
         interleaved=interleaved,
         only_in_candidate=tuple(
-            case_label(c.result)
+            label_case(c.result)
             for c in candidate.cases
             if c.result.is_ok and c.result.case_id not in matched
         ),
-        only_in_baseline=tuple(f"{metric.label} of {case_name(case.result)}" for case, metric in left_out),
+        only_in_baseline=tuple(f"{metric.label} of {name_case(case.result)}" for case, metric in left_out),
         num_launches=num_launches if interleaved else 1,
         looks=tuple(looks),
         decision=decide(found, policy),
@@ -240,16 +249,21 @@ def compare(
     )
     sides, step = (baseline.manifest, candidate.manifest), None
     if gate.needs_more_launches:
-        at_once, launches = policy.divide_error(can_fail, shares_of_look((), 0)), num_launches * interleaved
-        step = more(sides, gate.undecided, errors=at_once, launches=launches, asked=asked)
+        at_once, launches = (
+            policy.divide_error(can_fail, compute_look_shares((), 0)),
+            num_launches * interleaved,
+        )
+        step = propose_command(sides, gate.undecided, errors=at_once, launches=launches, asked=asked)
     elif blocked or (gate.decision.verdict == "missing" and lacks_cases and not interleaved):
-        step = measure_alike(*sides, [*(d.name for d in gate.blocking), *(SWEPT if lacks_cases else ())])
+        step = measure_alike(
+            *sides, [*(d.name for d in gate.blocking), *(SWEPT_COLUMNS if lacks_cases else ())]
+        )
     elif not interleaved and (differing or not code.is_identical) and any(c.ratio for c in found):
-        step = tell_apart(*sides)
+        step = write_distinguishing_command(*sides)
     return dataclasses.replace(gate, more=step)
 
 
-def _obstacle(
+def _find_obstacle(
     pairs: Sequence[tuple[GateCase, GateCase]], differing: Sequence[Difference], *, interleaved: bool
 ) -> str:
     """Why absolute figures must not be compared; empty where they may."""
@@ -261,11 +275,11 @@ def _obstacle(
     return "measured under other conditions" if blocking else ""
 
 
-def _missing(ours: GateCase, theirs: GateCase | None) -> Change:
+def _mark_missing(ours: GateCase, theirs: GateCase | None) -> Change:
     reason = "not in the candidate"
     if theirs is not None:
         reason = f"{theirs.result.status}: {theirs.result.reason or 'no reason given'}"
-    return of_case(ours, theirs, "missing", reason)
+    return make_change(ours, theirs, "missing", reason)
 
 
 def require_rounds(run: GateRun, cases: Sequence[GateCase]) -> None:
@@ -280,11 +294,11 @@ def require_rounds(run: GateRun, cases: Sequence[GateCase]) -> None:
             )
 
 
-def _ids(run: GateRun) -> str:
-    return listed([case.result.case_id for case in run.cases])
+def _list_ids(run: GateRun) -> str:
+    return format_list([case.result.case_id for case in run.cases])
 
 
-def _badness(comparison: Change) -> tuple[int, float]:
+def _compute_badness(comparison: Change) -> tuple[int, float]:
     worse = 0.0
     if comparison.ratio is not None and comparison.column is not None:
         change = comparison.ratio.estimate - 1

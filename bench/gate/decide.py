@@ -15,10 +15,10 @@ Word: TypeAlias = Literal["pass", "regression", "missing", "undecided", "not com
 MAX_ERROR = 0.01
 """Probability of a regression where there is none, and of a pass where a case is slower by the threshold."""
 
-LARGEST_SHARE = 0.5
+MAX_LOOK_SHARE = 0.5
 """Share of an error that one of several looks has; the others divide the rest equally."""
 
-INFORMING = EndErrors(0.025, 0.025)
+INFORMATIVE_ERRORS = EndErrors(0.025, 0.025)
 """Errors of an interval that only informs: one of 95% by itself."""
 
 MIN_LAUNCHES = 3
@@ -65,7 +65,7 @@ class Policy:
         return EndErrors(MAX_ERROR * shares.worse, MAX_ERROR * shares.better / max(num_changes, 1))
 
 
-def shares_of_look(looks: Sequence[int], num_launches: int) -> EndErrors:
+def compute_look_shares(looks: Sequence[int], num_launches: int) -> EndErrors:
     """Return the shares of the error that the look after so many launches has, or the next one.
 
     The first has the largest share of a pass's error: most gates are of equal code, and end there. The last
@@ -73,10 +73,10 @@ def shares_of_look(looks: Sequence[int], num_launches: int) -> EndErrors:
     """
     if len(looks) < 2:
         return EndErrors(1.0, 1.0)
-    rest = (1 - LARGEST_SHARE) / (len(looks) - 1)
+    rest = (1 - MAX_LOOK_SHARE) / (len(looks) - 1)
     return EndErrors(
-        LARGEST_SHARE if num_launches <= looks[0] else rest,
-        LARGEST_SHARE if num_launches > looks[-2] else rest,
+        MAX_LOOK_SHARE if num_launches <= looks[0] else rest,
+        MAX_LOOK_SHARE if num_launches > looks[-2] else rest,
     )
 
 
@@ -101,21 +101,21 @@ def decide(changes: Iterable[Change], policy: Policy) -> Decision:
     found = list(changes)
     deciding = [one for one in found if one.decides]
 
-    def having(*verdicts: str) -> tuple[Change, ...]:
+    def select_verdicts(*verdicts: str) -> tuple[Change, ...]:
         return tuple(one for one in deciding if one.verdict in verdicts)
 
-    if blocked := having("not comparable"):
+    if blocked := select_verdicts("not comparable"):
         return Decision("not comparable", blocked)
-    if regressed := having("regressed"):
+    if regressed := select_verdicts("regressed"):
         return Decision("regression", regressed)
-    if (missing := having("missing")) and not policy.allow_missing:
+    if (missing := select_verdicts("missing")) and not policy.allow_missing:
         return Decision("missing", missing)
-    if not having("undecided") and (passed := having("allowed", "improved")):
+    if not select_verdicts("undecided") and (passed := select_verdicts("allowed", "improved")):
         return Decision("pass", passed)
-    return _undecided(found, having("undecided"))
+    return _explain_undecided(found, select_verdicts("undecided"))
 
 
-def _undecided(found: Sequence[Change], reasons: tuple[Change, ...]) -> Decision:
+def _explain_undecided(found: Sequence[Change], reasons: tuple[Change, ...]) -> Decision:
     """Tell what the rounds left open from runs that share nothing to decide by."""
     measured = any(one.ratio is not None for one in found)
     return Decision("undecided" if measured else "not comparable", reasons)

@@ -12,28 +12,28 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..common.cli import speaker
+from ..common.cli import get_message_prefix
 from ..common.console import Console, format_s
 from ..common.errors import ExitCode, NotComparableError, UsageError
-from ..common.process import end_all, exit_codes, interrupted_by_signals, uninterrupted
-from ..common.scratch import scratch_folder
-from ..common.text import visible
-from ..common.turns import PROVED_ENV, turn_server
-from ..findings.cautions import is_busy, said_load
-from ..machine.load import other_loads, read_load
+from ..common.process import end_all, hold_signals, raise_on_signals, yield_exit_codes
+from ..common.scratch import make_scratch_folder
+from ..common.text import escape_controls
+from ..common.turns import PROOFS_ENV, serve_turns
+from ..findings.cautions import describe_load, is_busy
+from ..machine.load import compute_loads, read_load
 from .checkouts import Checkout, check_loaded
 from .code import Code, check_one_code
 from .compare import Gate
-from .machine import with_load
-from .runs import GateRun, both, read_run
-from .sides import END_S, Request, checked_sides, failure_of
+from .machine import add_load
+from .runs import GateRun, merge_sides, read_run
+from .sides import END_TIMEOUT_S, Request, check_out_sides, make_failure
 
 
 def show_plan(asked: Request) -> None:
     """Print what a gate would compare and measure, and how long that would take. Raises UsageError."""
-    with interrupted_by_signals(), checked_sides(asked, Console(silent=True)) as (sides, _, plan):
-        for line in plan.lines(asked, sides):
-            print(visible(line))
+    with raise_on_signals(), check_out_sides(asked, Console(silent=True)) as (sides, _, plan):
+        for line in plan.describe_plan(asked, sides):
+            print(escape_controls(line))
 
 
 def measure_launches(
@@ -50,49 +50,49 @@ def measure_launches(
     UsageError.
     """
     looks, begun_s = asked.looks, time.monotonic()
-    with interrupted_by_signals(), contextlib.ExitStack() as stack:
-        out = out or stack.enter_context(scratch_folder())
+    with raise_on_signals(), contextlib.ExitStack() as stack:
+        out = out or stack.enter_context(make_scratch_folder())
         console = Console(silent=quiet)
-        stack.callback(console.progress_done)
-        checkouts, arguments, plan = stack.enter_context(checked_sides(asked, console))
-        console.note(f"{speaker()}: expected time: {plan.duration(asked)}")
+        stack.callback(console.hide_progress)
+        checkouts, arguments, plan = stack.enter_context(check_out_sides(asked, console))
+        console.print_note(f"{get_message_prefix()}: expected time: {plan.describe_duration(asked)}")
         launched_s, longest_s, launches = time.monotonic(), 0.0, list[tuple[GateRun, GateRun]]()
         gate: Gate | None = None
         for done in range(looks[-1]):
             before_s = time.monotonic()
             if done and before_s - begun_s + longest_s > asked.max_time_s:
-                console.note(f"{speaker()}: --max-time has no room for launch {done + 1}")
+                console.print_note(f"{get_message_prefix()}: --max-time has no room for launch {done + 1}")
                 break
             until = next(look for look in looks if look > done)
             most = f", at most {looks[-1]}" if until < looks[-1] else ""
             each_s = (before_s - launched_s) / done if done else plan.launch_s
             left_s = min(each_s * (until - done), asked.max_time_s - (before_s - begun_s))
             how_far = f"launch {done + 1} of {until}{most}, about {format_s(left_s)} left"
-            if gate is not None and (width := gate.resolvable(until)) is not None:
+            if gate is not None and (width := gate.compute_resolvable_change(until)) is not None:
                 how_far += f", can resolve changes of about ±{100 * width:.2g}% by then"
             if launches and is_busy(launches[-1][0].manifest):
-                how_far += f"; {said_load(launches[-1][0].manifest)}"
-            console.progress("baseline and candidate in turns", done / looks[-1], how_far)
+                how_far += f"; {describe_load(launches[-1][0].manifest)}"
+            console.show_progress("baseline and candidate in turns", done / looks[-1], how_far)
             load, folder = read_load(), out / f"launch{done + 1}"
             runs = measure_in_turns(checkouts, arguments, folder, seed=done + 1)
-            launches.append(with_load(runs, other_loads([load], [read_load()])))
+            launches.append(add_load(runs, compute_loads([load], [read_load()])))
             longest_s = max(longest_s, time.monotonic() - before_s)
             if not done:
                 # What is proved once is not proved anew.
-                places = [{PROVED_ENV: str(folder.absolute() / side.name)} for side in checkouts]
-                checkouts = checkouts[0].with_variables(places[0]), checkouts[1].with_variables(places[1])
+                places = [{PROOFS_ENV: str(folder.absolute() / side.name)} for side in checkouts]
+                checkouts = checkouts[0].add_variables(places[0]), checkouts[1].add_variables(places[1])
                 ours, theirs = (run.manifest for run in launches[0])
                 if checkouts[0].moved is not None:
                     check_loaded(ours, *checkouts[0].moved)
                 code = Code(ours, theirs, interleaved=True, environments=asked.environments)
-                for line in filter(None, (code.compared(), code.described())):
-                    console.note(f"{speaker()}: {line}")
-            gate = gate_of(*both(launches))
+                for line in filter(None, (code.name_sides(), code.describe_same_code())):
+                    console.print_note(f"{get_message_prefix()}: {line}")
+            gate = gate_of(*merge_sides(launches))
             if done + 1 in looks and not gate.needs_more_launches:
                 break
         for side in zip(*launches, strict=True):
             check_one_code([run.manifest for run in side])
-        return both(launches)
+        return merge_sides(launches)
 
 
 def measure_in_turns(
@@ -109,34 +109,34 @@ def measure_in_turns(
     logs = [out.with_suffix(".txt") for out in outs]
     sides: list[subprocess.Popen[str]] = []
     failed: list[int] = []
-    with turn_server(len(checkouts), seed) as server:
+    with serve_turns(len(checkouts), seed) as server:
         try:
             for checkout, out, log in zip(checkouts, outs, logs, strict=True):
                 whole = [*arguments, "--quiet", "--out", str(out.absolute())]
-                with uninterrupted():
+                with hold_signals():
                     sides.append(checkout.start(whole, log, server.environment))
-            for _ in exit_codes(sides):
-                server.client_left()  # one that failed at its start would be waited for
+            for _ in yield_exit_codes(sides):
+                server.drop_client()  # one that failed at its start would be waited for
                 failed = [index for index, side in enumerate(sides) if side.poll()]
                 if failed and not has_own_bench:  # else the other one shows whether both fail alike
                     break
         finally:
-            end_all(sides, within_s=END_S)
+            end_all(sides, within_s=END_TIMEOUT_S)
     if failed:
         code = sides[failed[0]].returncode
-        error = failure_of(checkouts[failed[0]], code, logs[failed[0]])
+        error = make_failure(checkouts[failed[0]], code, logs[failed[0]])
         # By itself a run that was killed, or could not measure its cases, says nothing of formats.
         if has_own_bench and failed == [0] and code in (ExitCode.FAILED, ExitCode.USAGE, ExitCode.BUG):
-            raise _other_format(error)
+            raise _make_format_error(error)
         raise error
     try:
         if server.turns == 0:
             raise UsageError("the two sides did not take turns")
         baseline = read_run(outs[0])
     except UsageError as error:
-        raise (_other_format(error) if has_own_bench else error) from None
+        raise (_make_format_error(error) if has_own_bench else error) from None
     return baseline, read_run(outs[1])
 
 
-def _other_format(error: UsageError) -> NotComparableError:
+def _make_format_error(error: UsageError) -> NotComparableError:
     return NotComparableError(f"other format: {error}; take a later commit as the baseline")

@@ -11,17 +11,17 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 from msgspec.structs import replace
 
-from ..findings.wording import case_label, case_name
+from ..findings.wording import label_case, name_case
 from ..machine.records import Count, Record
 from ..plan.case import STAND_IN
 from ..plan.settings import IMAGES
-from ..results.case_columns import GATED
+from ..results.case_columns import GATED_METRICS
 from ..results.columns import EXPOSED_COMM, Metric
-from ..results.comparisons import FASTER, SLOWER, answer_of
+from ..results.comparisons import FASTER, SLOWER, classify_ratio
 from ..results.round_times import ByRound
-from ..stats.fit import in_pairs
-from ..stats.interval import Estimate, Interval, over_launches, with_change_of_runs
-from .runs import LAUNCH, GateCase
+from ..stats.fit import estimate_difference
+from ..stats.interval import Estimate, Interval, add_between_run_variance, average_launches
+from .runs import LAUNCH_OFFSET, GateCase
 
 Verdict: TypeAlias = Literal[
     "regressed", "missing", "not comparable", "undecided", "noted", "allowed", "improved", "not judged"
@@ -47,10 +47,10 @@ class EndErrors:
     better: float
     """Beyond the better end, by which a case is a regression."""
 
-    def interval(self, found: Estimate, metric: Metric) -> Interval:
+    def compute_interval(self, found: Estimate, metric: Metric) -> Interval:
         """Return the interval of a change, higher or lower being better as the metric has it."""
         ends = (self.worse, self.better) if metric.higher_is_better else (self.better, self.worse)
-        return found.between(*ends)
+        return found.compute_quantile_interval(*ends)
 
     def __str__(self) -> str:
         if self.worse == self.better:
@@ -97,16 +97,16 @@ class Change(Record, frozen=True, omit_defaults=False):
 
     @property
     def column(self) -> Metric | None:
-        return None if self.metric is None else GATED[self.metric]
+        return None if self.metric is None else GATED_METRICS[self.metric]
 
 
-def of_case(ours: GateCase, theirs: GateCase | None, verdict: Verdict, reason: str = "") -> Change:
+def make_change(ours: GateCase, theirs: GateCase | None, verdict: Verdict, reason: str = "") -> Change:
     """Describe a case of the baseline and, where it is there, of the candidate."""
     before, after = ours.result, (theirs or ours).result
     return Change(
         case_id=before.case_id,
-        label=case_label(before),
-        name=case_name(before),
+        label=label_case(before),
+        name=name_case(before),
         stand_in=STAND_IN in (before.impl, after.impl),
         metric=None,
         verdict=verdict,
@@ -135,10 +135,10 @@ def compare_metric(
     """
     before, after = ours.rounds[metric.name], theirs.rounds[metric.name]
     measured = replace(
-        of_case(ours, theirs, "not comparable"),
+        make_change(ours, theirs, "not comparable"),
         metric=metric.name,
-        baseline=_typical(ours, metric, as_fitted=not interleaved),
-        candidate=_typical(theirs, metric, as_fitted=not interleaved),
+        baseline=_get_typical(ours, metric, as_fitted=not interleaved),
+        candidate=_get_typical(theirs, metric, as_fitted=not interleaved),
         threshold=threshold,
         num_rounds=(len(before), len(after)),
         decides=decides,
@@ -151,19 +151,19 @@ def compare_metric(
     if blocked:
         return replace(measured, reason=blocked)
     if not metric.repeated:
-        found = _judged(measured, Interval(after[0] / before[0], math.nan, math.nan), metric)
+        found = _judge_ratio(measured, Interval(after[0] / before[0], math.nan, math.nan), metric)
     elif interleaved:
-        found = _in_turns(measured, ours, theirs, metric, errors)
+        found = _compare_interleaved(measured, ours, theirs, metric, errors)
     else:
-        found = _apart(measured, ours, theirs, metric, errors)
-    if shares_devices(ours, theirs):
+        found = _compare_separate(measured, ours, theirs, metric, errors)
+    if has_shared_devices(ours, theirs):
         return replace(found, verdict="not judged", reason="its devices are shared")
     if not decides and found.verdict in ("regressed", "improved"):
         return replace(found, verdict="noted", reason=f"informs only: {found.reason}")
     return found
 
 
-def _typical(case: GateCase, metric: Metric, *, as_fitted: bool) -> float:
+def _get_typical(case: GateCase, metric: Metric, *, as_fitted: bool) -> float:
     """Return a metric's typical value: by the run's fit, in which all figures agree, else of its rounds."""
     fit = case.fitted.get(metric.name) if as_fitted else None
     if fit is None:
@@ -171,12 +171,12 @@ def _typical(case: GateCase, metric: Metric, *, as_fitted: bool) -> float:
     return fit.value if metric.in_parts_of else math.exp(fit.value)
 
 
-def shares_devices(ours: GateCase, theirs: GateCase) -> bool:
+def has_shared_devices(ours: GateCase, theirs: GateCase) -> bool:
     """Return whether devices are shared in the baseline or the candidate, which tells nothing of speed."""
     return ours.result.oversubscribed or theirs.result.oversubscribed
 
 
-def _in_turns(
+def _compare_interleaved(
     measured: Change, ours: GateCase, theirs: GateCase, metric: Metric, errors: EndErrors
 ) -> Change:
     """Judge interleaved runs: pairs within rounds, then over the launches."""
@@ -184,17 +184,19 @@ def _in_turns(
     if metric.in_parts_of:
         steps = ours.rounds[metric.in_parts_of]
         common = before.keys() & after.keys() & steps.keys()
-        found = of_launches({r: (after[r] - before[r]) / steps[r] for r in common})
+        found = estimate_launches({r: (after[r] - before[r]) / steps[r] for r in common})
         baseline = statistics.median(before.values())
         candidate = baseline + found.value * statistics.median(steps.values())
     else:
         common = after.keys() & before.keys()
-        found = of_launches({r: math.log(after[r] / before[r]) for r in common})
-        candidate, baseline = typical_sides(after, before, math.exp(found.value))
-    return _decided(replace(measured, baseline=baseline, candidate=candidate), found, metric, errors)
+        found = estimate_launches({r: math.log(after[r] / before[r]) for r in common})
+        candidate, baseline = find_typical_sides(after, before, math.exp(found.value))
+    return _judge_difference(replace(measured, baseline=baseline, candidate=candidate), found, metric, errors)
 
 
-def _apart(measured: Change, ours: GateCase, theirs: GateCase, metric: Metric, errors: EndErrors) -> Change:
+def _compare_separate(
+    measured: Change, ours: GateCase, theirs: GateCase, metric: Metric, errors: EndErrors
+) -> Change:
     """Judge separate runs: the fits of both, and how much each changed within itself."""
     if metric.name not in ours.fitted or metric.name not in theirs.fitted:
         return replace(measured, verdict="undecided", reason="too few rounds for an interval")
@@ -202,26 +204,26 @@ def _apart(measured: Change, ours: GateCase, theirs: GateCase, metric: Metric, e
     series = [
         np.array([one for _, one in sorted(side.rounds[metric.name].items())]) for side in (ours, theirs)
     ]
-    alone, scale = fits[1].minus(fits[0]), 1.0
+    alone, scale = fits[1].subtract(fits[0]), 1.0
     if metric.in_parts_of:
         scale = 1 / statistics.median(ours.rounds[metric.in_parts_of].values())
     else:
         series = [np.log(one) for one in series]
-    whole = with_change_of_runs(alone, *series).scaled(scale)
-    return _decided(measured, whole, metric, errors)
+    whole = add_between_run_variance(alone, *series).scale(scale)
+    return _judge_difference(measured, whole, metric, errors)
 
 
-def _decided(measured: Change, found: Estimate, metric: Metric, errors: EndErrors) -> Change:
+def _judge_difference(measured: Change, found: Estimate, metric: Metric, errors: EndErrors) -> Change:
     """Judge what differs: a logarithm, or, in parts of a step, one less a ratio."""
-    reach = errors.interval(found, metric)
-    ratio = reach.plus(1.0) if metric.in_parts_of else reach.exp()
+    reach = errors.compute_interval(found, metric)
+    ratio = reach.shift(1.0) if metric.in_parts_of else reach.exponentiate()
     if not math.isfinite(found.error):
         return replace(measured, verdict="undecided", reason="too few rounds for an interval", ratio=ratio)
     freedom = found.freedom if math.isfinite(found.freedom) else None
-    return _judged(replace(measured, error=found.error, freedom=freedom), ratio, metric)
+    return _judge_ratio(replace(measured, error=found.error, freedom=freedom), ratio, metric)
 
 
-def _judged(measured: Change, ratio: Interval, metric: Metric) -> Change:
+def _judge_ratio(measured: Change, ratio: Interval, metric: Metric) -> Change:
     threshold = measured.threshold or 0.0
     verdict = judge(ratio, higher_is_better=metric.higher_is_better, threshold=threshold)
     before, after = measured.baseline, measured.candidate
@@ -234,15 +236,15 @@ def _judged(measured: Change, ratio: Interval, metric: Metric) -> Change:
     return replace(measured, verdict=verdict, reason=reason, ratio=ratio)
 
 
-def of_launches(by_round: Mapping[int, float]) -> Estimate:
-    """Estimate how two interleaved sides differ, of the rounds of all launches; see `over_launches`."""
+def estimate_launches(by_round: Mapping[int, float]) -> Estimate:
+    """Estimate how two interleaved sides differ, of the rounds of all launches; see `average_launches`."""
     launches: dict[int, list[float]] = {}
     for r in sorted(by_round):
-        launches.setdefault(r // LAUNCH, []).append(by_round[r])
-    return over_launches([in_pairs(differences) for differences in launches.values()])
+        launches.setdefault(r // LAUNCH_OFFSET, []).append(by_round[r])
+    return average_launches([estimate_difference(differences) for differences in launches.values()])
 
 
-def typical_sides(numerator: ByRound, denominator: ByRound, ratio: float) -> tuple[float, float]:
+def find_typical_sides(numerator: ByRound, denominator: ByRound, ratio: float) -> tuple[float, float]:
     """Numerator and denominator of a typical round, whose quotient is `ratio`.
 
     Medians of the sides by themselves can contradict the median of the ratios within rounds. So the level
@@ -260,7 +262,7 @@ def judge(ratio: Interval, *, higher_is_better: bool, threshold: float) -> Verdi
     Without ends (nothing was repeated) the ratio is taken as exact.
     """
     known = Interval(*[ratio.estimate] * 3) if math.isnan(ratio.low) else ratio
-    found = answer_of(known, (1 - threshold, 1 + threshold), least_change=threshold)
+    found = classify_ratio(known, (1 - threshold, 1 + threshold), least_change=threshold)
     if found in (FASTER, SLOWER):
         return "improved" if (found == FASTER) == higher_is_better else "regressed"
     within = known.low >= 1 - threshold if higher_is_better else known.high <= 1 + threshold

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from xml.etree import ElementTree as ET
 
 from ..common.errors import NotComparableError, UsageError
-from ..common.text import visible
+from ..common.text import escape_controls
 from .compare import Gate
-from .headline import headline, verdict
+from .headline import describe_verdict, write_headline
 from .judge import Change
-from .more import duration_s
-from .wording import change, said
+from .more import estimate_duration_s
+from .wording import describe_change, format_change
 
 
-def junit(gate: Gate, *, allow_missing: bool) -> str:
+def write_junit(gate: Gate, *, allow_missing: bool) -> str:
     """Every case of the baseline: what regressed or is missing has failed, what is undecided was skipped.
 
     The format that Jenkins and GitLab read: https://github.com/testmoapp/junitxml.
@@ -26,29 +26,31 @@ def junit(gate: Gate, *, allow_missing: bool) -> str:
     if (created := gate.code.candidate.created_utc) is not None:
         suite.set("timestamp", created)
     sides = (gate.code.baseline, gate.code.candidate)
-    if (each_s := duration_s(sides, in_turns=gate.interleaved)) is not None:
+    if (each_s := estimate_duration_s(sides, in_turns=gate.interleaved)) is not None:
         suite.set("time", f"{gate.num_launches * each_s:.1f}")
     told = ET.SubElement(suite, "properties")
     machine = "; ".join((*gate.machine, *gate.cautions))
-    for name, value in (("compared", gate.code.compared()), ("machine", machine)):
-        ET.SubElement(told, "property", name=name, value=visible(value))
+    for name, value in (("compared", gate.code.name_sides()), ("machine", machine)):
+        ET.SubElement(told, "property", name=name, value=escape_controls(value))
     for case_id, found in by_case.items():
         case = ET.SubElement(
-            suite, "testcase", classname="ddp-bench.gate", name=visible(found[0].label or case_id)
+            suite, "testcase", classname="ddp-bench.gate", name=escape_controls(found[0].label or case_id)
         )
-        kind, why = _outcome(gate, found, allow_missing=allow_missing)
+        kind, why = _classify_outcome(gate, found, allow_missing=allow_missing)
         if kind:
-            ET.SubElement(case, kind, message=visible(why))
-        rows = (f"{c.column.label}: {c.verdict} {change(c)}".rstrip() for c in found if c.column)
+            ET.SubElement(case, kind, message=escape_controls(why))
+        rows = (f"{c.column.label}: {c.verdict} {format_change(c)}".rstrip() for c in found if c.column)
         ET.SubElement(case, "system-out").text = "\n".join(rows)
     for kind, name in (("failure", "failures"), ("skipped", "skipped")):
         suite.set(name, str(len(suite.findall(f"testcase/{kind}"))))
-    ET.SubElement(suite, "system-out").text = f"{visible(headline(gate))}\n{visible(verdict(gate))}"
+    ET.SubElement(
+        suite, "system-out"
+    ).text = f"{escape_controls(write_headline(gate))}\n{escape_controls(describe_verdict(gate))}"
     ET.indent(suite)
     return ET.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def junit_of_error(error: UsageError) -> str:
+def write_junit_error(error: UsageError) -> str:
     """Write why no comparison was made: an error, or a skipped case where the runs cannot be compared."""
     is_skipped = isinstance(error, NotComparableError)
     suite = ET.Element("testsuite", name="ddp-bench gate", tests="1", failures="0")
@@ -60,16 +62,16 @@ def junit_of_error(error: UsageError) -> str:
     return ET.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _outcome(gate: Gate, found: Sequence[Change], *, allow_missing: bool) -> tuple[str, str]:
+def _classify_outcome(gate: Gate, found: Sequence[Change], *, allow_missing: bool) -> tuple[str, str]:
     """`failure`, `skipped` or nothing, and why."""
     bad = {name: [c for c in found if c.verdict == name] for name in ("regressed", "missing")}
     if bad["regressed"] or (bad["missing"] and not allow_missing):
-        return "failure", "; ".join(map(said, bad["regressed"] + bad["missing"]))
+        return "failure", "; ".join(map(describe_change, bad["regressed"] + bad["missing"]))
     left = [
         c for c in found if c in gate.undecided or c.verdict in ("missing", "not comparable", "not judged")
     ]
     if not left:
         return "", ""
     first = left[0]
-    what = said(first) if first.ratio or first.column is None else first.name
+    what = describe_change(first) if first.ratio or first.column is None else first.name
     return "skipped", f"{first.verdict}: {what}" + (f" ({first.reason})" if first.column else "")

@@ -8,15 +8,15 @@ from statistics import fmean
 
 from msgspec import structs
 
-from ..findings.cautions import UNEQUAL_CLOCKS, of_conditions, said_load
+from ..findings.cautions import MAX_CLOCK_RATIO, check_conditions, describe_load
 from ..machine.manifest import Load
 from .runs import GateCase, GateRun
 
-SAID_OF_A_GATE = ("other load", "slowed GPUs")
+GATE_CAUTIONS = ("other load", "slowed GPUs")
 """Cautions of a run that speak against comparing it with another, too."""
 
 
-def with_load(sides: Sequence[GateRun], load: Sequence[Load]) -> tuple[GateRun, GateRun]:
+def add_load(sides: Sequence[GateRun], load: Sequence[Load]) -> tuple[GateRun, GateRun]:
     """Return both sides with what other programs used of the cores while the two took turns."""
     # What a run reads of the minute before it is the gate's previous launch.
     told = {"load": tuple(load), "load_before": None}
@@ -34,15 +34,15 @@ def describe_machine(
     loads, cautions, clocks = dict[str, list[str]](), dict[str, list[str]](), list[float]()
     for name, run, place in (("baseline", baseline, 0), ("candidate", candidate, 1)):
         cases = [pair[place].result for pair in pairs]
-        loads[name] = [said_load(run.manifest)]
-        found = of_conditions(run.manifest, cases, cases)
-        cautions[name] = [one.sentence for one in found if one.kind in SAID_OF_A_GATE]
+        loads[name] = [describe_load(run.manifest)]
+        found = check_conditions(run.manifest, cases, cases)
+        cautions[name] = [one.sentence for one in found if one.kind in GATE_CAUTIONS]
         clocks += [fmean(known)] if (known := [c.sm_clock_mhz for c in cases if c.sm_clock_mhz]) else []
     against, facts = _name_sides(cautions), _name_sides(loads)
     if len(clocks) == 2:
         before, after = (f"{clock:,.0f} MHz" for clock in clocks)
         facts.append(f"the GPU clock was {before} for the baseline, {after} for the candidate")
-        if max(clocks) > UNEQUAL_CLOCKS * min(clocks):
+        if max(clocks) > MAX_CLOCK_RATIO * min(clocks):
             against.append(f"{facts[-1]}: lock it (sudo nvidia-smi -lgc) and gate again")
     return tuple(one for one in facts if not any(one in caution for caution in against)), tuple(against)
 

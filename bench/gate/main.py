@@ -14,7 +14,7 @@ DEFAULT_LAUNCHES = (6, 8, 12, 24)
 """After each a gate ends if it is decided: a quiet machine needs few, a noisy one many; docs/gate.md."""
 
 
-def parser() -> cli.Parser:
+def make_parser() -> cli.Parser:
     """The command line."""
     made = cli.Parser(
         "gate",
@@ -43,7 +43,8 @@ def parser() -> cli.Parser:
         metavar="REF",
         help="measure now: the code as it stands against git reference REF of the repository that holds the "
         "--workload (. is the code as it stands, too), in turns, with "
-        f"{cli.speaker('run')}'s arguments after --; without --workload, of ddp-bench's own repository",
+        f"{cli.get_message_prefix('run')}'s arguments after --; without --workload, of "
+        f"ddp-bench's own repository",
     )
     how = made.add_argument_group("how to judge")
     how.add_argument(
@@ -109,18 +110,18 @@ def parser() -> cli.Parser:
     return made
 
 
-@cli.entry_point("gate")
+@cli.make_main("gate")
 def main(given: list[str]) -> int:
     """Entry point of the command; the exit status, which `decide.py` decides."""
     split = given.index("--") if "--" in given else len(given)
-    made = parser()
+    made = make_parser()
     options, unknown = made.parse_known_args(given[:split])
     if unknown and options.interleave is not None and "--" not in given:
-        example = cli.command("gate", "--interleave", options.interleave, "--", *unknown[:1])
-        run = cli.speaker("run")
+        example = cli.format_command("gate", "--interleave", options.interleave, "--", *unknown[:1])
+        run = cli.get_message_prefix("run")
         raise UsageError(f"{cli.UNRECOGNIZED}{unknown[0]}; those of {run} stand behind --: {example} …")
     if unknown:
         made.error(f"{cli.UNRECOGNIZED}{' '.join(unknown)}")
-    from .command import gate_runs
+    from .command import run_gate
 
-    return gate_runs(options, given)
+    return run_gate(options, given)

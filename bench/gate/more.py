@@ -9,31 +9,31 @@ from dataclasses import dataclass
 
 import scipy
 
-from ..common.cli import NextStep, command
-from ..common.text import visible
-from ..findings.cautions import is_busy, said_load
+from ..common.cli import NextStep, format_command
+from ..common.text import escape_controls
+from ..findings.cautions import describe_load, is_busy
 from ..machine.manifest import Manifest
-from ..plan.resolve import as_options
-from ..results.commands import rewrite, write_command
+from ..plan.resolve import write_options
+from ..results.commands import rewrite_command, write_command
 from ..stats.interval import Estimate
 from .judge import Change, EndErrors
 from .main import DEFAULT_LAUNCHES
-from .runs import PLANNED, SWEPT
+from .runs import PLANNED_COLUMNS, SWEPT_COLUMNS
 
-MOST_LAUNCHES = 60
+MAX_LAUNCHES = 60
 """More would take hours: a quieter machine helps more."""
 
-NEAR = 0.25
+MIN_DISTANCE = 0.25
 """Share of the threshold: a change nearer to it is not told from it in a time that can be promised."""
 
-SURE = 0.7
+MIN_CERTAINTY = 0.7
 """Chance that the scatter of the launches is no larger than it is taken to be."""
 
 
 UNKNOWN_REF, OLD_PYTHON = "REF", "PYTHON"
 """Words in place of a commit or an interpreter that no manifest tells."""
 
-LEFT_OUT = ("out", "name", "race", "trace", "calibrate", "allreduce_curve")
+UNREPEATED_SETTINGS = ("out", "name", "race", "trace", "calibrate", "allreduce_curve")
 """Settings that are not repeated: the gate decides on folders, and compares nothing of the others."""
 
 
@@ -42,21 +42,21 @@ OUTPUT = ("out", "html", "junit", "markdown", "json", "quiet")
 
 
 @dataclass(frozen=True)
-class More(NextStep):
+class DecidingCommand(NextStep):
     """The next thing to do about a gate."""
 
     minutes: float | None = None
     """Minutes that it takes, about; None where the runs do not tell."""
 
 
-def more(
+def propose_command(
     sides: tuple[Manifest, Manifest],
     undecided: Sequence[Change],
     *,
     errors: EndErrors,
     launches: int,
     asked: Sequence[str] | None,
-) -> More:
+) -> DecidingCommand:
     """Return the command that would decide the `undecided` comparisons.
 
     Args:
@@ -67,31 +67,37 @@ def more(
         asked: what was typed behind the name of a gate in turns.
     """
     if watched := sides[1].watched:
-        longer = command("watch", "--steps", f"{4 * watched.num_steps}", "--", "COMMAND")
-        return More("watch both trainings for more steps, in turns; then gate again", longer)
-    argv = [*shlex.split(command("gate")), *(asked or ())]
+        longer = format_command("watch", "--steps", f"{4 * watched.num_steps}", "--", "COMMAND")
+        return DecidingCommand("watch both trainings for more steps, in turns; then gate again", longer)
+    argv = [*shlex.split(format_command("gate")), *(asked or ())]
     once = dict.fromkeys(OUTPUT)
     busy = next((side for side in sides if side.settings.device != "cuda" and is_busy(side)), None)
     if busy is not None:
-        whole = rewrite(argv, **once) if asked is not None else interleave_command(*sides)
-        return More(f"free the machine first: {said_load(busy)}; then gate again{_explain(whole)}", whole)
-    wanted = max(_launches_for(one, launches, errors) for one in undecided)
-    if wanted > MOST_LAUNCHES:
+        whole = rewrite_command(argv, **once) if asked is not None else write_interleave_command(*sides)
+        return DecidingCommand(
+            f"free the machine first: {describe_load(busy)}; then gate again{_explain(whole)}", whole
+        )
+    wanted = max(_estimate_launches(one, launches, errors) for one in undecided)
+    if wanted > MAX_LAUNCHES:
         why = "more launches would take over an hour; find what disturbs this machine, then gate again"
-        return More(why, command("doctor"))
+        return DecidingCommand(why, format_command("doctor"))
     if asked is None and sides[1].link:
-        return More("this would decide", write_command(sides[1], rounds=str(MOST_LAUNCHES), out=None))
+        return DecidingCommand(
+            "this would decide", write_command(sides[1], rounds=str(MAX_LAUNCHES), out=None)
+        )
     if asked is None:
-        whole = interleave_command(*sides, "--launches", str(wanted))
+        whole = write_interleave_command(*sides, "--launches", str(wanted))
     else:
-        whole = rewrite(argv, **{**once, "max_time": None, "launches": str(wanted)})
-    each_s = duration_s(sides, in_turns=launches > 0)
+        whole = rewrite_command(argv, **{**once, "max_time": None, "launches": str(wanted)})
+    each_s = estimate_duration_s(sides, in_turns=launches > 0)
     minutes = None if each_s is None else round(wanted * each_s / 60, 1)
     took = "this" if minutes is None else f"about {math.ceil(minutes)} min of this"
-    return More(f"{took} would decide{_explain(whole)}", whole, minutes)
+    return DecidingCommand(f"{took} would decide{_explain(whole)}", whole, minutes)
 
 
-def measure_alike(baseline: Manifest, candidate: Manifest, differing: Collection[str]) -> More | None:
+def measure_alike(
+    baseline: Manifest, candidate: Manifest, differing: Collection[str]
+) -> DecidingCommand | None:
     """Return the command after which sides that differ in these conditions can be compared.
 
     Options are those of the baseline again; where machine or versions differ, both sides take turns. None of
@@ -100,20 +106,22 @@ def measure_alike(baseline: Manifest, candidate: Manifest, differing: Collection
     if baseline.watched or candidate.watched:
         return None
     whole = ""
-    if not {"link", "data workers", *PLANNED, *SWEPT}.intersection(differing):
+    if not {"link", "data workers", *PLANNED_COLUMNS, *SWEPT_COLUMNS}.intersection(differing):
         old = ("--python", OLD_PYTHON) if "torch" in differing else ()
-        whole = interleave_command(baseline, candidate, *old)
+        whole = write_interleave_command(baseline, candidate, *old)
     if whole:
-        return More(f"measure both in turns, where no condition blocks{_explain(whole)}", whole)
+        return DecidingCommand(f"measure both in turns, where no condition blocks{_explain(whole)}", whole)
     whole = write_command(baseline, out=None)
-    return More("measure the candidate with the options of the baseline, then gate that run", whole)
+    return DecidingCommand(
+        "measure the candidate with the options of the baseline, then gate that run", whole
+    )
 
 
-def tell_apart(baseline: Manifest, candidate: Manifest) -> More | None:
+def write_distinguishing_command(baseline: Manifest, candidate: Manifest) -> DecidingCommand | None:
     """Return the command that tells a change of the code from one of the machine; None without one."""
-    whole = interleave_command(baseline, candidate)
+    whole = write_interleave_command(baseline, candidate)
     why = f"to tell the code from the machine{_explain(whole)}, where both were started"
-    return More(why, whole) if whole else None
+    return DecidingCommand(why, whole) if whole else None
 
 
 def _explain(whole: str) -> str:
@@ -122,7 +130,7 @@ def _explain(whole: str) -> str:
     return "".join(f", {word} being {what}" for word, what in words.items() if f" {word} " in whole)
 
 
-def duration_s(sides: Sequence[Manifest], *, in_turns: bool) -> float | None:
+def estimate_duration_s(sides: Sequence[Manifest], *, in_turns: bool) -> float | None:
     """Return the seconds that a launch took, or two separate runs; None where a manifest does not tell."""
     found = [side.timing.total_s for side in sides if side.timing.total_s is not None]
     if len(found) < len(sides):
@@ -131,7 +139,7 @@ def duration_s(sides: Sequence[Manifest], *, in_turns: bool) -> float | None:
     return max(found) if in_turns else sum(found)
 
 
-def took_turns(runs: Sequence[Manifest]) -> bool:
+def is_interleaved(runs: Sequence[Manifest]) -> bool:
     """Tell whether these manifests are of runs that one gate interleaved, and of no others.
 
     A run that was gone on with later has rounds beyond those in turns.
@@ -140,7 +148,7 @@ def took_turns(runs: Sequence[Manifest]) -> bool:
     return len(ids) == 1 and None not in ids and not any(manifest.resumed for manifest in runs)
 
 
-def interleave_command(baseline: Manifest, candidate: Manifest, *options: str) -> str:
+def write_interleave_command(baseline: Manifest, candidate: Manifest, *options: str) -> str:
     """Write the command that measures what two manifests tell of in turns, as the candidate was measured.
 
     `UNKNOWN_REF` stands for the baseline's commit, of the repository that holds what trains, where its
@@ -149,25 +157,30 @@ def interleave_command(baseline: Manifest, candidate: Manifest, *options: str) -
     if candidate.link or baseline.watched or candidate.watched:
         return ""
     # Not what was typed: the two sides may be of versions that have other defaults.
-    arguments = as_options(candidate.settings, LEFT_OUT)
+    arguments = write_options(candidate.settings, UNREPEATED_SETTINGS)
     code = baseline.workload if candidate.settings.workload else baseline.git
     reference = code.commit[:12] if code and code.commit else UNKNOWN_REF
-    return visible(command("gate", "--interleave", reference, *options, "--", *arguments))
+    return escape_controls(format_command("gate", "--interleave", reference, *options, "--", *arguments))
 
 
-def _launches_for(one: Change, launches: int, errors: EndErrors) -> int:
+def _estimate_launches(one: Change, launches: int, errors: EndErrors) -> int:
     """Return the number of launches, of as many rounds as before, that are likely to decide it."""
     if one.ratio is None or one.threshold is None or one.error is None or one.column is None:
         return DEFAULT_LAUNCHES[-1]
     worse = (one.ratio.estimate - 1) * (-1 if one.column.higher_is_better else 1)
     reach, error = worse, errors.better
     if worse <= one.threshold:
-        reach, error = max(one.threshold - worse, NEAR * one.threshold), errors.worse
+        reach, error = max(one.threshold - worse, MIN_DISTANCE * one.threshold), errors.worse
     freedom = launches - 1 if launches > 1 else math.inf
     scatter = one.error * math.sqrt(max(launches, 1))
     if math.isfinite(freedom):
-        scatter *= math.sqrt(freedom / scipy.special.chdtri(freedom, SURE))
-    for wanted in range(max(launches + 1, DEFAULT_LAUNCHES[0]), MOST_LAUNCHES + 1):
-        if Estimate(0.0, scatter / math.sqrt(wanted), wanted - 1).between(error, error).high <= reach:
+        scatter *= math.sqrt(freedom / scipy.special.chdtri(freedom, MIN_CERTAINTY))
+    for wanted in range(max(launches + 1, DEFAULT_LAUNCHES[0]), MAX_LAUNCHES + 1):
+        if (
+            Estimate(0.0, scatter / math.sqrt(wanted), wanted - 1)
+            .compute_quantile_interval(error, error)
+            .high
+            <= reach
+        ):
             return wanted
-    return MOST_LAUNCHES + 1
+    return MAX_LAUNCHES + 1

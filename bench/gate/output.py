@@ -6,19 +6,27 @@ import re
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from ..common.cli import speaker
+from ..common.cli import get_message_prefix
 from ..common.console import Annotation
 from ..common.errors import ExitCode
-from ..common.numbers import plural
-from ..common.text import listed, to_json, visible
+from ..common.numbers import format_count
+from ..common.text import escape_controls, format_list, to_json
 from ..findings.wording import CPU_STAND_IN
 from ..machine.conditions import Difference
 from ..page.page import BAD, GOOD, UNSURE, Card, Heading, Page, Table, Tone
 from .compare import Gate
-from .decide import INFORMING, MAX_ERROR
-from .headline import MOST_NAMED, TONES, headline, named, ratios_only, reason, verdict
+from .decide import INFORMATIVE_ERRORS, MAX_ERROR
+from .headline import (
+    MAX_NAMED,
+    TONES,
+    describe_changes,
+    describe_ratios_only,
+    describe_reason,
+    describe_verdict,
+    write_headline,
+)
 from .judge import VERDICTS, Change, Verdict
-from .wording import cells, said
+from .wording import describe_change, format_row
 
 NOT_INTERLEAVED = "Not measured in turns: a change may be the machine's, not the code's."
 """Stands before every comparison of two separate runs."""
@@ -40,23 +48,23 @@ _TONES: dict[Verdict, Tone] = {
 }
 
 
-def outline(gate: Gate) -> Page:
+def make_outline(gate: Gate) -> Page:
     """Make the page of a gate without its figures: the decision, the table, how to read it, what to do."""
-    rows = tuple(map(cells, gate.shown))
+    rows = tuple(map(format_row, gate.shown))
     return Page(
         title="",
-        status=headline(gate),
+        status=write_headline(gate),
         tone=TONES[gate.decision.verdict],
-        facts=facts(gate),
-        warnings=warnings(gate),
-        cards=cards(gate),
+        facts=list_facts(gate),
+        warnings=list_warnings(gate),
+        cards=make_cards(gate),
         following=gate.more,
-        notes=notes(gate),
+        notes=list_notes(gate),
         tables=[Table("Every comparison", "The worst first.", _COLUMNS, rows)] if rows else [],
     )
 
 
-def cards(gate: Gate) -> list[Card]:
+def make_cards(gate: Gate) -> list[Card]:
     """A card for each metric, of its worst verdict."""
     by_metric: dict[str, list[Change]] = {"throughput": []}  # comes first
     for one in gate.shown:
@@ -72,9 +80,9 @@ def cards(gate: Gate) -> list[Card]:
         elif worst == "not comparable" and gate.conditions_block:
             continue  # the headline says what differs
         elif worst == "not comparable":
-            sentence = _sentence(those[0].reason)
+            sentence = _make_sentence(those[0].reason)
         else:
-            sentence = _sentence(named(those))
+            sentence = _make_sentence(describe_changes(those))
         tone = _TONES.get(worst, UNSURE)
         state = "equal" if worst == "noted" else tone.name
         sign = "" if worst == "noted" else f"{tone.sign} "
@@ -84,35 +92,39 @@ def cards(gate: Gate) -> list[Card]:
     return made
 
 
-def warnings(gate: Gate) -> list[str]:
+def list_warnings(gate: Gate) -> list[str]:
     """Say what speaks against the comparison: separate runs, the machine, conditions that differ."""
     found = [] if gate.interleaved else [NOT_INTERLEAVED]
     found += [f"{CPU_STAND_IN}."] if gate.on_cpu else []
-    found += map(_sentence, gate.cautions)
-    unnamed = gate.blocking[MOST_NAMED * gate.conditions_block :]  # the headline names the first
-    return _lines(found, [f"differs: {_differs(d)}" for d in unnamed])
+    found += map(_make_sentence, gate.cautions)
+    unnamed = gate.blocking[MAX_NAMED * gate.conditions_block :]  # the headline names the first
+    return _format_lines(found, [f"differs: {_format_difference(d)}" for d in unnamed])
 
 
-def facts(gate: Gate) -> list[str]:
+def list_facts(gate: Gate) -> list[str]:
     """Say why it was decided so, then what was compared, and on what machine; a line each."""
-    differing = [f"differs (not blocking): {_differs(d)}" for d in gate.differences if not d.blocking]
-    why = ratios_only(gate) if gate.conditions_block else reason(gate)
-    return _lines(map(_sentence, filter(None, (why, gate.code.described(), *gate.machine))), differing)
+    differing = [
+        f"differs (not blocking): {_format_difference(d)}" for d in gate.differences if not d.blocking
+    ]
+    why = describe_ratios_only(gate) if gate.conditions_block else describe_reason(gate)
+    return _format_lines(
+        map(_make_sentence, filter(None, (why, gate.code.describe_same_code(), *gate.machine))), differing
+    )
 
 
-def _sentence(said: str) -> str:
+def _make_sentence(said: str) -> str:
     return f"{said[:1].upper()}{said[1:]}."
 
 
-def _differs(one: Difference) -> str:
+def _format_difference(one: Difference) -> str:
     return f"{one.name}: {one.then} → {one.now}"
 
 
-def _lines(*found: Iterable[str]) -> list[str]:
-    return [visible(_HASH.sub(r"\1", line)) for lines in found for line in lines]
+def _format_lines(*found: Iterable[str]) -> list[str]:
+    return [escape_controls(_HASH.sub(r"\1", line)) for lines in found for line in lines]
 
 
-def notes(gate: Gate) -> list[str]:
+def list_notes(gate: Gate) -> list[str]:
     """Explain how to read the table, and why undecided changes are undecided."""
     lines = []
     compared = [c for c in gate.comparisons if c.ratio is not None]
@@ -124,19 +136,20 @@ def notes(gate: Gate) -> list[str]:
         if any(not c.decides and c.verdict == "noted" for c in gate.shown):
             lines.append(
                 f"A noted change informs and fails nothing; its interval is one of "
-                f"{100 * (1 - INFORMING.worse - INFORMING.better):g}% by itself."
+                f"{100 * (1 - INFORMATIVE_ERRORS.worse - INFORMATIVE_ERRORS.better):g}% by itself."
             )
-        lines += _launches(gate)
+        lines += _describe_launches(gate)
     if gate.interleaved and any(c.metric == "speedup" for c in gate.shown):
         lines.append("Speed-up is the typical ratio within rounds, not the quotient of the two rates shown.")
     if any(c.column is not None and c.column.in_parts_of for c in gate.shown):
         lines.append("The change of exposed communication is in percent of the baseline's step.")
-    lines += reasons(gate)
+    lines += list_reasons(gate)
     shown = gate.shown
     if hidden := [c for c in gate.comparisons if c not in shown]:
         names = [*dict.fromkeys(c.column.label for c in hidden if c.column is not None)]
         lines.append(
-            f"Not shown: {plural(len(hidden), 'change')} of metrics that only inform ({listed(names)}); "
+            f"Not shown: {format_count(len(hidden), 'change')} of metrics that only inform "
+            f"({format_list(names)}); "
             "--strict lets every metric fail the gate."
         )
     if gate.only_in_candidate:
@@ -146,7 +159,7 @@ def notes(gate: Gate) -> list[str]:
     return lines
 
 
-def reasons(gate: Gate) -> list[str]:
+def list_reasons(gate: Gate) -> list[str]:
     """Why rows have their verdicts, each once, with the rows where there are several reasons."""
     found: dict[str, dict[str, list[str]]] = {}
     for c in gate.shown:
@@ -154,54 +167,58 @@ def reasons(gate: Gate) -> list[str]:
             metric = f"{c.column.label} of " if c.column is not None else ""
             found.setdefault(c.verdict, {}).setdefault(c.reason, []).append(f"{metric}{c.name}")
     return [
-        f"{verdict[:1].upper()}{verdict[1:]}: {reason}{'' if len(by) == 1 else f' ({listed(names)})'}."
+        f"{verdict[:1].upper()}{verdict[1:]}: {reason}{'' if len(by) == 1 else f' ({format_list(names)})'}."
         for verdict, by in found.items()
         for reason, names in by.items()
     ]
 
 
-def _launches(gate: Gate) -> list[str]:
+def _describe_launches(gate: Gate) -> list[str]:
     """Write how far the intervals hold for other launches."""
     if not gate.interleaved:
         return ["Intervals are of these launches; others may differ by more."]
-    turns = f"Measured in turns, {plural(gate.num_launches, 'launch')} of each side"
-    looked = f" (looks after {listed([*map(str, gate.looks)], 20)})" if len(gate.looks) > 1 else ""
+    turns = f"Measured in turns, {format_count(gate.num_launches, 'launch')} of each side"
+    looked = f" (looks after {format_list([*map(str, gate.looks)], 20)})" if len(gate.looks) > 1 else ""
     looked += ", ended by --max-time" if gate.ended_early else ""
     if gate.num_launches == 1:
         return [f"{turns}{looked}: another may differ by more."]
     lines = [f"{turns}{looked}: intervals include launch-to-launch, not day-to-day, variation."]
-    if (width := gate.resolvable()) is not None:
+    if (width := gate.compute_resolvable_change()) is not None:
         lines.append(f"This gate can resolve changes of about ±{100 * width:.2g}%.")
     return lines
 
 
-def annotations_of(gate: Gate) -> list[Annotation]:
+def make_annotations(gate: Gate) -> list[Annotation]:
     """Return GitHub's annotations: an error for each regression, a warning where nothing was decided."""
-    title = speaker("gate")
+    title = get_message_prefix("gate")
     if gate.exit_code == ExitCode.UNDECIDED:
-        return [Annotation("warning", title, verdict(gate))]
-    bad = [*gate.having("regressed"), *gate.having("missing")] if gate.exit_code == ExitCode.FAILED else []
-    return [Annotation("error", f"{title}: {c.verdict}", said(c)) for c in bad]
+        return [Annotation("warning", title, describe_verdict(gate))]
+    bad = (
+        [*gate.select_verdict("regressed"), *gate.select_verdict("missing")]
+        if gate.exit_code == ExitCode.FAILED
+        else []
+    )
+    return [Annotation("error", f"{title}: {c.verdict}", describe_change(c)) for c in bad]
 
 
-def as_json(gate: Gate) -> str:
+def encode_gate(gate: Gate) -> str:
     """Everything, for a program, comparisons worst first; what is unknown is null."""
     return to_json(
         {
             "verdict": gate.decision.verdict,
             "exit_code": gate.exit_code,
-            "headline": headline(gate),
-            "sentence": verdict(gate),
+            "headline": write_headline(gate),
+            "sentence": describe_verdict(gate),
             "end_errors": asdict(gate.errors),  # of each single interval, fractions
             "cpu_stand_in": gate.on_cpu,
-            "code": gate.code.of_both(),
+            "code": gate.code.to_record(),
             "interleaved": gate.interleaved,
             "differences": gate.differences,
             "only_in_candidate": gate.only_in_candidate,
             "more": gate.more,  # what to do next
             "num_launches": gate.num_launches,
             "ended_early": gate.ended_early,  # by --max-time, between two looks
-            "resolvable": gate.resolvable(),  # the change that every case can tell from none, a fraction
+            "resolvable": gate.compute_resolvable_change(),  # a fraction
             "machine": gate.machine,
             "cautions": gate.cautions,
             "load": {"baseline": gate.code.baseline.load, "candidate": gate.code.candidate.load},

@@ -5,64 +5,66 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, astuple, replace
 
-from ..common.cli import speaker
-from ..common.numbers import per_second
-from ..common.text import csv_cell
+from ..common.cli import get_message_prefix
+from ..common.numbers import format_rate_unit
+from ..common.text import escape_csv_cell
 from ..page import render
-from ..page.charts import Ratio, forest
-from ..page.page import Figure, Page, data_link
-from ..results.commands import again
-from ..results.tables import csv_bytes
+from ..page.charts import Ratio, draw_forest
+from ..page.page import Figure, Page, make_data_link
+from ..results.commands import write_repeat_command
+from ..results.tables import encode_csv
 from .compare import Gate
-from .decide import INFORMING
-from .headline import headline, outcome, verdict
+from .decide import INFORMATIVE_ERRORS
+from .headline import describe_outcome, describe_verdict, write_headline
 from .judge import Change
-from .output import outline
+from .output import make_outline
 from .runs import GateRun
-from .wording import change, said
+from .wording import describe_change, format_change
 
 
-def markdown(gate: Gate, baseline: GateRun, candidate: GateRun) -> str:
+def render_markdown(gate: Gate, baseline: GateRun, candidate: GateRun) -> str:
     """The same for a job summary or a pull-request comment, what was decided first."""
-    made = page(gate, baseline, candidate)
-    heading = f"{speaker('gate')}: {verdict(gate)}"
-    return render.markdown(replace(made, heading=heading, status=headline(gate)))
+    made = make_page(gate, baseline, candidate)
+    heading = f"{get_message_prefix('gate')}: {describe_verdict(gate)}"
+    return render.render_markdown(replace(made, heading=heading, status=write_headline(gate)))
 
 
-def page(gate: Gate, baseline: GateRun, candidate: GateRun) -> Page:
+def make_page(gate: Gate, baseline: GateRun, candidate: GateRun) -> Page:
     """Make the page of a gate: its outline, changes drawn, all numbers, how both sides ran."""
     sides = {"Baseline": baseline, "Candidate": candidate}
     return replace(
-        outline(gate),
-        title=gate.code.compared(),
-        headline=outcome(gate),
+        make_outline(gate),
+        title=gate.code.name_sides(),
+        headline=describe_outcome(gate),
         status="",
-        figures=[one for name in ("images_per_s", "speedup") if (one := _figure(gate, name)) is not None],
-        data=data_link("comparison.csv", _csv(gate)),
-        conditions={name: _facts(side) for name, side in sides.items()},
+        figures=[
+            one for name in ("images_per_s", "speedup") if (one := _draw_figure(gate, name)) is not None
+        ],
+        data=make_data_link("comparison.csv", _write_csv(gate)),
+        conditions={name: _describe_side(side) for name, side in sides.items()},
     )
 
 
-def _figure(gate: Gate, metric: str) -> Figure | None:
+def _draw_figure(gate: Gate, metric: str) -> Figure | None:
     """Draw how one metric of every case changed; None where it was not compared."""
     found = [c for c in gate.shown if c.metric == metric and c.ratio is not None]
     if not found or found[0].column is None:
         return None
-    label, threshold, sentence = found[0].column.label, found[0].threshold or 0.0, said(found[0])
-    errors = gate.errors if any(c.decides for c in found) else INFORMING
+    label, threshold, sentence = found[0].column.label, found[0].threshold or 0.0, describe_change(found[0])
+    errors = gate.errors if any(c.decides for c in found) else INFORMATIVE_ERRORS
     rows = [
         Ratio(
             name=c.label,
             case=c.label,
             **asdict(c.ratio),
-            written=change(c),
-            look=_look(c),
+            written=format_change(c),
+            look=_choose_look(c),
             hollow=c.verdict == "not judged",
         )
         for c in found
         if c.ratio is not None
     ]
-    return forest(
+    return draw_forest(
         rows,
         (1 - threshold, 1 + threshold),  # as `judge` has it
         key=metric.replace("_", "-"),
@@ -76,12 +78,12 @@ def _figure(gate: Gate, metric: str) -> Figure | None:
     )
 
 
-def _look(c: Change) -> str:
+def _choose_look(c: Change) -> str:
     mode = c.label.partition(",")[0]
     return "ddp" if mode.startswith("DDP") else "dp" if mode.startswith("DP") else "single"
 
 
-def _facts(side: GateRun) -> dict[str, str]:
+def _describe_side(side: GateRun) -> dict[str, str]:
     """Describe how a side ran, as far as its manifest tells."""
     manifest = side.manifest
     told = {
@@ -90,12 +92,12 @@ def _facts(side: GateRun) -> dict[str, str]:
         "CPU": manifest.environment.cpu_model,
         "torch": manifest.versions.get("torch"),
         "commit": (manifest.workload or manifest.git).commit,
-        "command": again(manifest),
+        "command": write_repeat_command(manifest),
     }
     return {name: value for name, value in told.items() if value}
 
 
-def _csv(gate: Gate) -> bytes:
+def _write_csv(gate: Gate) -> bytes:
     """Every comparison in full digits; without a value a cell is empty."""
     names = "case metric unit verdict baseline candidate ratio ratio_low ratio_high threshold reason"
     lines = [names.split()]
@@ -103,12 +105,21 @@ def _csv(gate: Gate) -> bytes:
         ratio = astuple(c.ratio) if c.ratio else (None,) * 3
         numbers = (c.baseline, c.candidate, *ratio, c.threshold)
         known = ("" if x is None or math.isnan(x) else f"{x}" for x in numbers)
-        lines.append([csv_cell(c.label), c.metric or "", _unit(c), c.verdict, *known, csv_cell(c.reason)])
-    return csv_bytes(lines)
+        lines.append(
+            [
+                escape_csv_cell(c.label),
+                c.metric or "",
+                _name_unit(c),
+                c.verdict,
+                *known,
+                escape_csv_cell(c.reason),
+            ]
+        )
+    return encode_csv(lines)
 
 
-def _unit(c: Change) -> str:
+def _name_unit(c: Change) -> str:
     """Name the unit of both values; of a rate, what each of them counts."""
     if c.column is None:
         return ""
-    return per_second("/".join(dict.fromkeys(c.units))) if c.column.is_rate else c.column.unit
+    return format_rate_unit("/".join(dict.fromkeys(c.units))) if c.column.is_rate else c.column.unit

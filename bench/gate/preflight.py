@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ..common.errors import UsageError
-from ..machine.launch import NEEDED as NEEDED_OF_RANKS
+from ..machine.launch import REQUIRED_VARIABLES as NEEDED_OF_RANKS
 from ..plan.settings import Settings
-from ..results.disk import writable
+from ..results.disk import report_write_errors
 from ..results.run_folder import check_claimable
-from ..run.processes import expected_device
+from ..run.processes import guess_device
 from ..stats.fit import MIN_ROUNDS
 from .checkouts import Checkout
 from .decide import MIN_LAUNCHES
@@ -25,7 +25,7 @@ MIN_FREE_MIB = 100
 TIMEOUT_S = 60.0
 """Seconds that an interpreter may take to say its versions."""
 
-NEEDED = ("torch", "torchvision", "numpy", "pandas", "scipy", "msgspec", "rich")
+REQUIRED_PACKAGES = ("torch", "torchvision", "numpy", "pandas", "scipy", "msgspec", "rich")
 """Packages without which no run starts."""
 
 SET_BY_RUNS = {
@@ -53,7 +53,7 @@ def check_places(*, out: Path | None, files: Sequence[tuple[str, Path | None]]) 
     """Raise UsageError where a folder or a file that was asked for cannot be written, or the disk is full."""
     for option, file in files:
         if file is not None:
-            with writable(f"{option} {file}", "file"):
+            with report_write_errors(f"{option} {file}", "file"):
                 # Raises what writing would raise; what is there is left as it is.
                 place = file if file.exists() else file.parent
                 if not place.exists():
@@ -96,7 +96,7 @@ def read_environment(option: str, given: Sequence[str]) -> dict[str, str]:
 
 def check_variables(settings: Settings, environments: Iterable[Mapping[str, str]]) -> None:
     """Raise UsageError where a side is to have a variable that runs set themselves."""
-    reasons = SET_BY_RUNS | (SET_ON_CPU if expected_device(settings) == "cpu" else {})
+    reasons = SET_BY_RUNS | (SET_ON_CPU if guess_device(settings) == "cpu" else {})
     for name in (name for one in environments for name in one):
         if name in reasons:
             raise UsageError(f"{name}: {reasons[name]}, so both sides would run alike; leave it out")
@@ -109,7 +109,7 @@ def check_interpreter(checkout: Checkout) -> None:
     fix = "install ddp-bench for it, or name another with --python"
     try:
         done = subprocess.run(
-            [checkout.python, "-c", _ASK, *NEEDED],
+            [checkout.python, "-c", _ASK, *REQUIRED_PACKAGES],
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,

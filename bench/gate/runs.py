@@ -16,36 +16,37 @@ import pandas as pd
 from msgspec import structs
 
 from ..common.errors import UsageError
-from ..machine.conditions import Difference, Question, differences
-from ..machine.load import mean_load
+from ..machine.conditions import Difference, Question, find_differences
+from ..machine.load import average_loads
 from ..machine.manifest import Manifest
 from ..plan.case_settings import DDP_DEFAULTS, MODE_DEFAULTS, STEP_DEFAULTS
 from ..plan.modes import RANK_PER_DEVICE
-from ..results.aggregate import estimates_of_cases, metrics_by_round
-from ..results.blocks import block_numbers
+from ..results.aggregate import compute_metrics_by_round, estimate_cases
+from ..results.blocks import assign_block_numbers
 from ..results.case_columns import IDENTITY, METRICS
 from ..results.case_result import CaseResult
 from ..results.round_times import ByRound
 from ..results.store import RunData, load_run
-from ..results.tables import readable
+from ..results.tables import report_read_errors
 from ..stats.interval import Estimate
 
-SWEPT = ("mode", "num_devices", "compile", *MODE_DEFAULTS)
+SWEPT_COLUMNS = ("mode", "num_devices", "compile", *MODE_DEFAULTS)
 """Columns that may differ between the cases of one run; together they name a case within it."""
 
 DEFAULTS = STEP_DEFAULTS | DDP_DEFAULTS
 
-SEEN = ("device_name", "link")
+MEASURED_COLUMNS = ("device_name", "link")
 """Known only of cases that were measured."""
 
-PLANNED = tuple(
+PLANNED_COLUMNS = tuple(
     column.name
     for column in IDENTITY
-    if column.name not in {*SWEPT, *SEEN, "case_id", "status", "reason", "reason_code", "global_batch"}
+    if column.name
+    not in {*SWEPT_COLUMNS, *MEASURED_COLUMNS, "case_id", "status", "reason", "reason_code", "global_batch"}
 )
 """Settings and places of a case, known of unmeasured ones too; global_batch follows from them."""
 
-LAUNCH = 1_000_000
+LAUNCH_OFFSET = 1_000_000
 """Added to the rounds of every further launch, so that no two launches share a round."""
 
 RESTORE = "restore the folder or measure again"
@@ -65,7 +66,7 @@ class GateCase:
     @property
     def key(self) -> tuple[str, ...]:
         """Values that name a case in its run; a setting that its ddp-bench lacked has PyTorch's default."""
-        return tuple(self.result.text(name) or str(DEFAULTS.get(name, "")) for name in SWEPT)
+        return tuple(self.result.get_text(name) or str(DEFAULTS.get(name, "")) for name in SWEPT_COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -79,16 +80,16 @@ class GateRun:
 
 def read_run(path: Path) -> GateRun:
     """Load and check a results folder or an archive. Raises UsageError that names what is wrong with it."""
-    return checked(load_run(path))
+    return check_run(load_run(path))
 
 
-def checked(run: RunData) -> GateRun:
+def check_run(run: RunData) -> GateRun:
     """The cases of a loaded run. Raises UsageError where cases.csv or blocks.csv lacks some of the other."""
     _check(run)
     cases = run.results
-    with readable(run.path / "blocks.csv"):
-        fits = estimates_of_cases([case for case in cases if case.is_ok], run.times.fitted())
-        rounds = metrics_by_round(cases, run.times)
+    with report_read_errors(run.path / "blocks.csv"):
+        fits = estimate_cases([case for case in cases if case.is_ok], run.times.fit_steps())
+        rounds = compute_metrics_by_round(cases, run.times)
     known = {
         case_id: {name: one for name, one in found.items() if not math.isnan(one.error)}
         for case_id, found in fits.items()
@@ -106,7 +107,7 @@ def _check(run: RunData) -> None:
             raise UsageError(f"{run.path}: {what}; {RESTORE}")
 
     def is_whole(case: CaseResult) -> bool:
-        batch, accumulate = case.batch_per_device, case.number("accumulate")
+        batch, accumulate = case.batch_per_device, case.get_number("accumulate")
         return not (batch and accumulate) or case.global_batch == batch * case.num_devices * accumulate
 
     refuse(not cases, "cases.csv holds no case")
@@ -114,7 +115,7 @@ def _check(run: RunData) -> None:
     refuse(not all(map(is_whole, cases)), "cases.csv: global_batch is not batch x devices x accumulate")
     known = blocks["case_id"].isin([case.case_id for case in cases])
     refuse(not known.all(), "blocks.csv has blocks of a case that cases.csv does not hold")
-    found = pd.DataFrame({"block": block_numbers(blocks), "rank": blocks["rank"].to_numpy()})
+    found = pd.DataFrame({"block": assign_block_numbers(blocks), "rank": blocks["rank"].to_numpy()})
     first = ~found["block"].duplicated().to_numpy()
     used = found[blocks["phase"].isin(["timed", "no_sync"]).to_numpy()]
     refuse(used.duplicated().any(), "blocks.csv: a block stands twice")
@@ -130,18 +131,18 @@ def _check(run: RunData) -> None:
             refuse(seen != [num_ranks] * 2 + [num_ranks - 1] * 2, f"blocks.csv lacks ranks of {case_id}")
         own = counts[case_id] if case_id in counts.index else {}
         for what, found in (("blocks", sum(own)), ("rounds", own.get("timed", 0))):
-            told = case.text(f"num_{what}")
+            told = case.get_text(f"num_{what}")
             said = f"blocks.csv has {found} {what} of {case_id}, cases.csv has num_{what} {told}"
             refuse(told != f"{found}", said)
 
 
-def both(launches: Iterable[tuple[GateRun, GateRun]]) -> tuple[GateRun, GateRun]:
+def merge_sides(launches: Iterable[tuple[GateRun, GateRun]]) -> tuple[GateRun, GateRun]:
     """Baseline and candidate, each with the rounds of all launches."""
     baselines, candidates = zip(*launches, strict=True)
-    return merged(baselines), merged(candidates)
+    return merge_launches(baselines), merge_launches(candidates)
 
 
-def merged(runs: Sequence[GateRun]) -> GateRun:
+def merge_launches(runs: Sequence[GateRun]) -> GateRun:
     """One side's launches, each of which started both sides anew, as one run: their rounds side by side.
 
     The memory that a process happens to get makes it a percent or so faster or slower for as long as it
@@ -158,15 +159,15 @@ def merged(runs: Sequence[GateRun]) -> GateRun:
         for case in run.cases:
             by_id.setdefault(case.result.case_id, []).append(case)
     loads = [run.manifest.load[0] for run in runs if run.manifest.load]
-    load = (reduce(mean_load, loads),) if loads else ()
+    load = (reduce(average_loads, loads),) if loads else ()
     manifest = structs.replace(runs[0].manifest, load=load)
-    return GateRun(runs[0].path, manifest, tuple(_merged_case(cases) for cases in by_id.values()))
+    return GateRun(runs[0].path, manifest, tuple(_merge_case(cases) for cases in by_id.values()))
 
 
-def _merged_case(cases: Sequence[GateCase]) -> GateCase:
+def _merge_case(cases: Sequence[GateCase]) -> GateCase:
     if failed := [case for case in cases if not case.result.is_ok]:
         return failed[0]
-    rounds = {name: side_by_side([case.rounds[name] for case in cases]) for name in cases[0].rounds}
+    rounds = {name: join_rounds([case.rounds[name] for case in cases]) for name in cases[0].rounds}
     once = {
         name: {0: max(found.values())} if found else {}
         for name, found in rounds.items()
@@ -176,27 +177,27 @@ def _merged_case(cases: Sequence[GateCase]) -> GateCase:
     return replace(slowest, rounds=rounds | once)
 
 
-def side_by_side(launches: Sequence[ByRound]) -> ByRound:
+def join_rounds(launches: Sequence[ByRound]) -> ByRound:
     """The rounds of all launches as those of one, none of them alike in number."""
-    return {i * LAUNCH + r: value for i, rounds in enumerate(launches) for r, value in rounds.items()}
+    return {i * LAUNCH_OFFSET + r: value for i, rounds in enumerate(launches) for r, value in rounds.items()}
 
 
-def run_differences(
+def find_run_differences(
     baseline: GateRun, candidate: GateRun, pairs: Iterable[tuple[GateCase, GateCase]]
 ) -> tuple[Difference, ...]:
     """Conditions and settings that differ, blocking ones first."""
-    found = _between_cases([(ours.result, theirs.result) for ours, theirs in pairs])
-    found += differences(baseline.manifest, candidate.manifest, Question.GATE)
+    found = _find_case_differences([(ours.result, theirs.result) for ours, theirs in pairs])
+    found += find_differences(baseline.manifest, candidate.manifest, Question.GATE)
     return tuple(sorted(found, key=lambda difference: not difference.blocking))
 
 
-def _between_cases(pairs: list[tuple[CaseResult, CaseResult]]) -> list[Difference]:
+def _find_case_differences(pairs: list[tuple[CaseResult, CaseResult]]) -> list[Difference]:
     found = []
-    for name in (*PLANNED, *SEEN):
+    for name in (*PLANNED_COLUMNS, *MEASURED_COLUMNS):
         changed = [
-            (a.text(name) or "none", b.text(name) or "none")
+            (a.get_text(name) or "none", b.get_text(name) or "none")
             for a, b in pairs
-            if a.text(name) != b.text(name) and (name in PLANNED or (a.is_ok and b.is_ok))
+            if a.get_text(name) != b.get_text(name) and (name in PLANNED_COLUMNS or (a.is_ok and b.is_ok))
         ]
         if changed:
             left, right = (", ".join(dict.fromkeys(side)) for side in zip(*changed, strict=True))

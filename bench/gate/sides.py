@@ -12,21 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..common.cli import speaker
+from ..common.cli import get_message_prefix
 from ..common.console import Console, format_s
 from ..common.errors import ExitCode, NothingToCompareError, NotMeasuredError, UsageError
-from ..common.numbers import plural
-from ..common.process import end_all, exit_codes, uninterrupted
-from ..common.scratch import scratch_folder
-from ..common.text import listed
-from ..common.turns import COMPARED_ENV
+from ..common.numbers import format_count
+from ..common.process import end_all, hold_signals, yield_exit_codes
+from ..common.scratch import make_scratch_folder
+from ..common.text import format_list
+from ..common.turns import VARIABLES_ENV
 from ..plan.settings import Settings
-from ..run.main import parser as run_parser
-from ..run.main import settings_of
-from .checkouts import WORKING_TREE, Checkout, both_checkouts
+from ..run.main import make_parser as run_parser
+from ..run.main import parse_settings
+from .checkouts import WORKING_TREE, Checkout, check_out_both
 from .preflight import check_evidence, check_interpreter, check_variables
 
-END_S = 60.0
+END_TIMEOUT_S = 60.0
 """Seconds that an interrupted run may take to write its summary; one that has hung would take for ever."""
 
 
@@ -49,7 +49,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Plan:
+class GatePlan:
     """The measurement of a gate, as both sides plan it before anything is timed."""
 
     cases: tuple[str, ...]
@@ -58,15 +58,15 @@ class Plan:
     launch_s: float
     """Seconds that a launch of both sides is expected to take."""
 
-    def duration(self, asked: Request) -> str:
+    def describe_duration(self, asked: Request) -> str:
         """Say how long the gate is expected to take, from its first look to its last."""
         each_s, looks, most_s = self.launch_s, asked.looks, asked.max_time_s
         ends = dict.fromkeys(format_s(min(each_s * look, most_s)) for look in (looks[0], looks[-1]))
-        first = plural(looks[0], "launch")
+        first = format_count(looks[0], "launch")
         early = f"; --max-time has no room for the first {first}" if each_s * looks[0] > most_s else ""
         return f"about {' to '.join(ends)}, at {format_s(each_s)} a launch{early}"
 
-    def lines(self, asked: Request, sides: Sequence[Checkout]) -> list[str]:
+    def describe_plan(self, asked: Request, sides: Sequence[Checkout]) -> list[str]:
         """Say what the gate compares and measures, and how long that takes; a line each."""
         found = []
         for side, variables in zip(sides, asked.environments, strict=True):
@@ -77,39 +77,41 @@ class Plan:
             found.append(f"{side.name}: {code}, {side.python}{torch}{more}")
         ends = " or ".join(map(str, asked.looks))
         early = ", as soon as they decide" if len(asked.looks) > 1 else ""
-        found.append(f"{plural(len(self.cases), 'case')} a side: {listed(self.cases, 20)}")
+        found.append(f"{format_count(len(self.cases), 'case')} a side: {format_list(self.cases, 20)}")
         found.append(f"The gate launches both sides anew {ends} times{early}.")
-        return [*found, f"Expected time: {self.duration(asked)}."]
+        return [*found, f"Expected time: {self.describe_duration(asked)}."]
 
 
 @contextlib.contextmanager
-def checked_sides(
+def check_out_sides(
     asked: Request, console: Console
-) -> Iterator[tuple[tuple[Checkout, Checkout], list[str], Plan]]:
+) -> Iterator[tuple[tuple[Checkout, Checkout], list[str], GatePlan]]:
     """Yield both sides, the arguments of their runs and their plan, once every check has passed.
 
     Raises UsageError for a mistake, before anything is timed.
     """
-    settings = settings_of(with_preset(asked.arguments), decided=("resume", "dry_run", "json", "out", "race"))
+    settings = parse_settings(
+        add_preset(asked.arguments), decided=("resume", "dry_run", "json", "out", "race")
+    )
     check_evidence(settings, asked.looks)
     check_variables(settings, asked.environments)
-    arguments = from_any_folder(with_preset(asked.arguments), settings)
-    with both_checkouts(asked.reference, settings, asked.python) as (baseline, candidate):
+    arguments = make_paths_absolute(add_preset(asked.arguments), settings)
+    with check_out_both(asked.reference, settings, asked.python) as (baseline, candidate):
         check_interpreter(baseline)
         ours, theirs = asked.environments
-        names = {COMPARED_ENV: " ".join({**ours, **theirs})}
-        sides = baseline.with_variables({**ours, **names}), candidate.with_variables({**theirs, **names})
-        console.progress("the workload on both sides", 0.0, "checking")
+        names = {VARIABLES_ENV: " ".join({**ours, **theirs})}
+        sides = baseline.add_variables({**ours, **names}), candidate.add_variables({**theirs, **names})
+        console.show_progress("the workload on both sides", 0.0, "checking")
         yield sides, arguments, check_sides(sides, arguments)
 
 
-def with_preset(arguments: Sequence[str]) -> list[str]:
+def add_preset(arguments: Sequence[str]) -> list[str]:
     """Return `bench.run` arguments that take the gate's preset unless they name another."""
     named = run_parser().parse_args(list(arguments)).preset
     return [*(() if named else ("--preset", "gate")), *arguments]
 
 
-def from_any_folder(arguments: Sequence[str], settings: Settings) -> list[str]:
+def make_paths_absolute(arguments: Sequence[str], settings: Settings) -> list[str]:
     """`bench.run` arguments that name the current folder's files from any folder, so from both sides'."""
     whole = list(arguments)
     config: Path | None = run_parser().parse_args(whole).config
@@ -120,7 +122,7 @@ def from_any_folder(arguments: Sequence[str], settings: Settings) -> list[str]:
     return whole
 
 
-def check_sides(checkouts: Sequence[Checkout], arguments: Sequence[str]) -> Plan:
+def check_sides(checkouts: Sequence[Checkout], arguments: Sequence[str]) -> GatePlan:
     """Have both sides load the workload and plan `bench.run arguments` at once; no case is timed.
 
     Raises NothingToCompareError where the baseline alone has no such workload or option, UsageError or
@@ -129,29 +131,29 @@ def check_sides(checkouts: Sequence[Checkout], arguments: Sequence[str]) -> Plan
     # The plan of a baseline with a ddp-bench of its own may have another form.
     asked = [one for one in checkouts if one.name == "candidate" or not one.has_own_bench]
     begun_s, runs = time.monotonic(), list[subprocess.Popen[str]]()
-    with scratch_folder() as folder:
+    with make_scratch_folder() as folder:
         files = [(folder / f"{one.name}.txt", folder / f"{one.name}.json") for one in asked]
         try:
             for checkout, (log, plan) in zip(asked, files, strict=True):
-                with uninterrupted():
+                with hold_signals():
                     runs.append(checkout.start([*arguments, "--dry-run", "--json"], log, {}, plan))
-            for _ in exit_codes(runs):
+            for _ in yield_exit_codes(runs):
                 pass
         finally:
-            end_all(runs, within_s=END_S)
+            end_all(runs, within_s=END_TIMEOUT_S)
         codes = [run.returncode for run in runs]
         if codes == [ExitCode.USAGE, ExitCode.OK]:
             raise NothingToCompareError(
-                f"the baseline has no such workload or option ({last_line(files[0][0])}); "
+                f"the baseline has no such workload or option ({read_last_line(files[0][0])}); "
                 "--allow-new passes what is new"
             )
         for checkout, code, (log, _) in zip(asked, codes, files, strict=True):
             if code:
-                raise failure_of(checkout, code, log)
+                raise make_failure(checkout, code, log)
         plans = {one.name: read_plan(one.name, file) for one, (_, file) in zip(asked, files, strict=True)}
     # Both sides start at once; then one has its rounds while the other waits.
     starting_s = time.monotonic() - begun_s + max(one["startup_s"] for one in plans.values())
-    return Plan(
+    return GatePlan(
         cases=tuple(plans["candidate"]["cases"]),
         torch={name: one["versions"].get("torch", "unknown") for name, one in plans.items()},
         launch_s=starting_s + 2 * min(one["rounds_s"] for one in plans.values()),
@@ -172,13 +174,13 @@ def read_plan(name: str, file: Path) -> dict[str, Any]:
     return plan
 
 
-def last_line(log: Path) -> str:
+def read_last_line(log: Path) -> str:
     """Return the last line that a run wrote to its log, without the name of its command."""
     lines = log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
-    return lines[-1].removeprefix(f"{speaker('run')}: error: ")
+    return lines[-1].removeprefix(f"{get_message_prefix('run')}: error: ")
 
 
-def failure_of(checkout: Checkout, code: int, log: Path) -> UsageError:
+def make_failure(checkout: Checkout, code: int, log: Path) -> UsageError:
     """Return the error of a side that ended with `code`."""
     kind = NotMeasuredError if code == ExitCode.NOT_MEASURED else UsageError
-    return kind(f"the {checkout.name} side ended with status {code}: {last_line(log)}")
+    return kind(f"the {checkout.name} side ended with status {code}: {read_last_line(log)}")

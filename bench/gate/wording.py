@@ -5,46 +5,46 @@ from __future__ import annotations
 import math
 from functools import partial
 
-from ..common.numbers import DASH, number, per_second
-from ..common.text import visible
+from ..common.numbers import DASH, format_number, format_rate_unit
+from ..common.text import escape_controls
 from ..stats.interval import Interval
 from .judge import Change
 
-_MOST_PERCENT = 999
+_MAX_PERCENT = 999
 """Farther ends are written so: a metric that may be anything."""
 
 
-def cells(c: Change) -> tuple[str, ...]:
+def format_row(c: Change) -> tuple[str, ...]:
     """One row of the table, of case, metric, baseline, candidate, change and verdict."""
-    return (c.label, *amounts(c), change(c), c.verdict)
+    return (c.label, *format_amounts(c), format_change(c), c.verdict)
 
 
-def amounts(c: Change) -> tuple[str, ...]:
+def format_amounts(c: Change) -> tuple[str, ...]:
     """Metric, baseline and candidate; the unit of a rate is its name."""
     if c.column is None:
         return "", "", ""
-    written = c.column.written.format if c.column.written else partial(number, digits=4)
+    written = c.column.written.format if c.column.written else partial(format_number, digits=4)
     both = ("" if value is None else written(value) for value in (c.baseline, c.candidate))
     label = c.column.label.removesuffix(" communication")
-    return per_second("/".join(dict.fromkeys(c.units))) if c.column.is_rate else label, *both
+    return format_rate_unit("/".join(dict.fromkeys(c.units))) if c.column.is_rate else label, *both
 
 
-def change(c: Change) -> str:
+def format_change(c: Change) -> str:
     """The candidate against the baseline: `-16% (-20 to -13)`; empty where they were not compared."""
     if c.ratio is None:
         return ""
-    estimate, low, high = _percents(c.ratio, sign="+")
+    estimate, low, high = _format_percents(c.ratio, sign="+")
     return f"{estimate}%" if math.isnan(c.ratio.low) else f"{estimate}% ({low} to {high})"
 
 
-def said(c: Change) -> str:
+def describe_change(c: Change) -> str:
     """The comparison as a sentence without its full stop: `DDP on 2 GPUs is 16% slower (13\N{EN DASH}20)`."""
     if c.column is None or c.ratio is None:
-        return f"{c.name} was not measured ({visible(c.reason)})"
+        return f"{c.name} was not measured ({escape_controls(c.reason)})"
     is_rate, share = c.column.is_rate, "% of the step" if c.column.in_parts_of else "%"
     down, up = ("slower", "faster") if is_rate else ("lower", "higher")
     subject = c.name if is_rate else f"{c.column.label} of {c.name}"
-    estimate, low, high = _percents(c.ratio)
+    estimate, low, high = _format_percents(c.ratio)
     if c.ratio.low <= 1 <= c.ratio.high:
         return f"{subject} is between {low}{share} {down} and {high}{share} {up}"
     way, ends = (up, (low, high)) if c.ratio.estimate >= 1 else (down, (high, low))
@@ -52,12 +52,12 @@ def said(c: Change) -> str:
     return f"{subject} is {estimate}{share} {way}{between}"
 
 
-def _percents(ratio: Interval, *, sign: str = "") -> list[str]:
+def _format_percents(ratio: Interval, *, sign: str = "") -> list[str]:
     """Write how far estimate and ends lie from 1, in percent, with a sign where one is asked for."""
-    found = ratio.plus(-1.0).scaled(100)
+    found = ratio.shift(-1.0).scale(100)
     behind = 0 if found.high - found.low > 10 else 1
     ends = [round(end, behind) + 0.0 for end in (found.estimate, found.low, found.high)]  # never -0
     return [
-        f">{_MOST_PERCENT}" if end > _MOST_PERCENT else f"{end if sign else abs(end):{sign}.{behind}f}"
+        f">{_MAX_PERCENT}" if end > _MAX_PERCENT else f"{end if sign else abs(end):{sign}.{behind}f}"
         for end in ends
     ]

@@ -23,10 +23,10 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from ..common.errors import ExitCode
 from ..common.process import ignore_signals
-from .job import RENDEZVOUS_PORT, HostJob, is_bench_run, is_torchrun, job_exit_code
-from .network import address
+from .job import RENDEZVOUS_PORT, HostJob, choose_exit_code, is_bench_run, is_torchrun
+from .network import get_address
 
-MOST_RESTARTS = 100
+MAX_RESTARTS = 100
 """Restarts of `bench.run`, whose ranks go on where those before them died; those of others stay dead.
 
 More than are used: a run gives up by itself when its ranks die twice in a row without progress.
@@ -73,7 +73,7 @@ def run(job: HostJob) -> int:
     for rank, failure in in_order:
         if failure.exitcode < 0:
             print(f"rank {rank} was killed by {failure.signal_name()}", file=sys.stderr)
-    return job_exit_code([failure.exitcode for _, failure in in_order])
+    return choose_exit_code([failure.exitcode for _, failure in in_order])
 
 
 def run_ranks(job: HostJob) -> dict[int, ProcessFailure]:
@@ -84,11 +84,11 @@ def run_ranks(job: HostJob) -> dict[int, ProcessFailure]:
     handler = get_rendezvous_handler(
         RendezvousParameters(
             backend="c10d",
-            endpoint=f"{address(0)}:{RENDEZVOUS_PORT}",
+            endpoint=f"{get_address(0)}:{RENDEZVOUS_PORT}",
             run_id=job.run_id,
             min_nodes=job.num_hosts,
             max_nodes=job.num_hosts,
-            local_addr=address(job.host),
+            local_addr=get_address(job.host),
             is_host=job.host == 0,
         )
     )
@@ -98,9 +98,9 @@ def run_ranks(job: HostJob) -> dict[int, ProcessFailure]:
         entrypoint=job.command[0],
         args=tuple(job.command[1:]),
         rdzv_handler=handler,
-        max_restarts=MOST_RESTARTS if is_bench_run(job.command) else 0,
+        max_restarts=MAX_RESTARTS if is_bench_run(job.command) else 0,
         monitor_interval=0.1,
-        local_addr=address(job.host),
+        local_addr=get_address(job.host),
     )
     agent = Agent(spec)
     try:
@@ -108,7 +108,7 @@ def run_ranks(job: HostJob) -> dict[int, ProcessFailure]:
     except BaseException as error:
         ignore_signals()
         agent.stop()
-        if stopped := _signalled(error):
+        if stopped := _find_signal(error):
             raise stopped from None
         raise
     finally:
@@ -116,7 +116,7 @@ def run_ranks(job: HostJob) -> dict[int, ProcessFailure]:
     return dict(result.failures) if result.is_failed() else {}
 
 
-def _signalled(error: BaseException | None) -> SignalException | KeyboardInterrupt | None:
+def _find_signal(error: BaseException | None) -> SignalException | KeyboardInterrupt | None:
     """The exception of a signal that `error` followed from, if any.
 
     Where a signal comes while torch's `metrics.prof` takes the time, an UnboundLocalError hides it: the

@@ -20,15 +20,21 @@ from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import IO, NoReturn, TypeVar
 
-from ..common.cli import Parser, guarded, resolve_command
+from ..common.cli import Parser, resolve_command, run_command
 from ..common.errors import UsageError
-from ..common.numbers import plural
-from ..common.process import POLL_S, allowed_cores, ended, huge_pages_env, own_command
-from ..common.values import positive_int
-from ..machine.gpus import gpus
+from ..common.numbers import format_count
+from ..common.process import (
+    POLL_INTERVAL_S,
+    choose_huge_pages_env,
+    get_allowed_cores,
+    make_package_command,
+    wait_or_kill,
+)
+from ..common.values import parse_positive_int
+from ..machine.gpus import describe_gpus
 from . import network
-from .job import HostJob, host_environment, job_exit_code, torchrun_environment
-from .network import ShapedLink, host_name, parse_rate
+from .job import HostJob, choose_exit_code, make_host_environment, make_torchrun_environment
+from .network import ShapedLink, name_host, parse_rate
 
 T = TypeVar("T")
 
@@ -41,7 +47,7 @@ FAILURE_GRACE_S = 3.0
 LOST_GRACE_S = 20.0
 """The same where a host was killed: the first rank waits for it a little, then writes its tables."""
 
-PRINTED_S = 10.0
+PRINT_TIMEOUT_S = 10.0
 """Seconds that printing the output of an ended host may take."""
 
 STOP_GRACE_S = 10.0
@@ -88,20 +94,20 @@ def parse(argv: Sequence[str]) -> LabOptions:
     add("--rate", required=True, help="of every host's link: 200mbit, 1gbit, 2.5gbit")
     add("--ranks-per-host", default="1", metavar="R", help="ranks on every host (default 1)")
     add("--quiet", action="store_true", help="do not say on stderr which lab was made")
-    options, job = split(argv)
+    options, job = split_arguments(argv)
     given = parser.parse_args(options)
     if given.hosts not in map(str, range(MIN_HOSTS, MAX_HOSTS + 1)):
         raise UsageError(f"--hosts {given.hosts!r} is not a whole number from {MIN_HOSTS} to {MAX_HOSTS}")
     return LabOptions(
         num_hosts=int(given.hosts),
         link=ShapedLink(parse_rate(given.rate)),
-        ranks_per_host=positive_int(given.ranks_per_host),
+        ranks_per_host=parse_positive_int(given.ranks_per_host),
         command=resolve_command(job, sys.executable),
         quiet=given.quiet,
     )
 
 
-def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split a command line into the lab's own options and the command after `--`."""
     dashes = argv.index("--") if "--" in argv else len(argv)
     return [*argv[:dashes]], [*argv[dashes + 1 :]]
@@ -111,11 +117,11 @@ def run(options: LabOptions) -> int:
     """Make a lab, run the job in it, and return the job's exit code."""
     link = options.link
     prefixes = network.make_network(options.num_hosts, link)
-    every_core = allowed_cores()
-    cores = shares(every_core, options.num_hosts)
-    gpu_shares = shares(visible_gpus(), options.num_hosts)
+    every_core = get_allowed_cores()
+    cores = split_shares(every_core, options.num_hosts)
+    gpu_shares = split_shares(list_visible_gpus(), options.num_hosts)
     if not options.quiet:
-        line = summary(options.num_hosts, options.ranks_per_host, link, cores)
+        line = summarize_lab(options.num_hosts, options.ranks_per_host, link, cores)
         print(line, file=sys.stderr, flush=True)
     run_id = f"lab-{secrets.token_hex(8)}"
     hosts: list[subprocess.Popen[str]] = []
@@ -124,17 +130,17 @@ def run(options: LabOptions) -> int:
     try:
         for host in range(options.num_hosts):
             job = HostJob(host, options.num_hosts, options.ranks_per_host, run_id, options.command)
-            environment = os.environ | host_environment(host, link, gpu_shares[host])
-            environment |= torchrun_environment(job)
-            environment |= {} if gpu_shares[host] else huge_pages_env(environment)
+            environment = os.environ | make_host_environment(host, link, gpu_shares[host])
+            environment |= make_torchrun_environment(job)
+            environment |= {} if gpu_shares[host] else choose_huge_pages_env(environment)
             os.sched_setaffinity(0, cores[host])  # a host has the cores of its first process
             hosts.append(_start(prefixes[host], job, environment))
         os.sched_setaffinity(0, every_core)
         for host, process in enumerate(hosts[1:], start=1):
-            copying = (process.stdout, host_name(host), stopping)
+            copying = (process.stdout, name_host(host), stopping)
             printers.append(threading.Thread(target=_print_under_name, args=copying, daemon=True))
             printers[-1].start()
-        return job_exit_code(_wait(hosts))
+        return choose_exit_code(_wait_for_hosts(hosts))
     except Stopped as stopped:
         stopping.set()
         for process in hosts:
@@ -142,8 +148,8 @@ def run(options: LabOptions) -> int:
                 os.killpg(process.pid, stopped.number)
         raise
     finally:
-        ended(hosts, within_s=STOP_GRACE_S if stopping.is_set() else 0.0)
-        deadline_s = time.monotonic() + PRINTED_S  # what a host left behind may keep its pipe open
+        wait_or_kill(hosts, within_s=STOP_GRACE_S if stopping.is_set() else 0.0)
+        deadline_s = time.monotonic() + PRINT_TIMEOUT_S  # what a host left behind may keep its pipe open
         for printer in printers:
             printer.join(max(0.0, deadline_s - time.monotonic()))
 
@@ -155,27 +161,29 @@ def _print_under_name(stream: IO[str], name: str, stopping: threading.Event) -> 
             print(f"{name}: {line.rstrip()}", file=sys.stderr, flush=True)
 
 
-def shares(items: Sequence[T], num_hosts: int) -> list[list[T]]:
+def split_shares(items: Sequence[T], num_hosts: int) -> list[list[T]]:
     """Split cores or GPUs into equal contiguous shares, one per host; fewer items than hosts are shared."""
     size = max(1, len(items) // num_hosts)
     starts = [host * size % len(items) for host in range(num_hosts)] if items else [0] * num_hosts
     return [list(items[start : start + size]) for start in starts]
 
 
-def visible_gpus() -> list[str]:
+def list_visible_gpus() -> list[str]:
     """List the GPUs that CUDA would see, by the names that CUDA_VISIBLE_DEVICES takes."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return [gpu for gpu in named.split(",") if gpu]
-    return [gpu.uuid for gpu in gpus() if gpu.uuid]
+    return [gpu.uuid for gpu in describe_gpus() if gpu.uuid]
 
 
-def summary(num_hosts: int, ranks_per_host: int, link: ShapedLink, cores: Sequence[Sequence[int]]) -> str:
+def summarize_lab(
+    num_hosts: int, ranks_per_host: int, link: ShapedLink, cores: Sequence[Sequence[int]]
+) -> str:
     """Say in one line what lab was made."""
     shared = ", shared between hosts" if len({core for share in cores for core in share}) < num_hosts else ""
     return (
-        f"lab: {num_hosts} hosts of {plural(ranks_per_host, 'rank')} each, link {link.label} each way, "
-        f"{plural(len(cores[0]), 'CPU core')} per host{shared}"
+        f"lab: {num_hosts} hosts of {format_count(ranks_per_host, 'rank')} each, link {link.label} each way, "
+        f"{format_count(len(cores[0]), 'CPU core')} per host{shared}"
     )
 
 
@@ -183,7 +191,7 @@ def _start(prefix: Sequence[str], job: HostJob, environment: dict[str, str]) -> 
     """Start a host: host0 prints to the terminal, the others to a pipe; the job comes on standard input."""
     first = job.host == 0
     process = subprocess.Popen(
-        [*prefix, *own_command("-m", "ddp_bench.bench.lab.host")],
+        [*prefix, *make_package_command("-m", "ddp_bench.bench.lab.host")],
         env=environment,
         stdin=subprocess.PIPE,
         stdout=None if first else subprocess.PIPE,
@@ -198,7 +206,7 @@ def _start(prefix: Sequence[str], job: HostJob, environment: dict[str, str]) -> 
     return process
 
 
-def _wait(hosts: Sequence[subprocess.Popen[str]]) -> list[int]:
+def _wait_for_hosts(hosts: Sequence[subprocess.Popen[str]]) -> list[int]:
     """Wait for the hosts and return their exit codes in the order of ending.
 
     From the first failure on, the others have a grace period.
@@ -213,9 +221,9 @@ def _wait(hosts: Sequence[subprocess.Popen[str]]) -> list[int]:
                 grace_s = FAILURE_GRACE_S if codes[-1] > 0 else LOST_GRACE_S
                 deadline_s = time.monotonic() + grace_s
                 if codes[-1] < 0:
-                    gone = f"{host_name(hosts.index(process))} was killed by signal {-codes[-1]}"
+                    gone = f"{name_host(hosts.index(process))} was killed by signal {-codes[-1]}"
                     print(f"lab: {gone}; the others have {grace_s:g} s to close", file=sys.stderr, flush=True)
-        time.sleep(POLL_S)
+        time.sleep(POLL_INTERVAL_S)
     return codes
 
 
@@ -227,15 +235,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command: the job's exit code, 2 for a usage error, 128 + signal after a signal."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return guarded("lab", lambda: _main(arguments))
+        return run_command("lab", lambda: _run_command(arguments))
     except Stopped as stopped:
         return 128 + stopped.number
 
 
-def _main(arguments: list[str]) -> int:
+def _run_command(arguments: list[str]) -> int:
     options = parse(arguments)
     network.require_support()
-    network.become_root(own_command("lab", *arguments))
+    network.become_root(make_package_command("lab", *arguments))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
     return run(options)

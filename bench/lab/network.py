@@ -45,8 +45,8 @@ NETWORK = "10.77.0"
 _BITS_PER_S = {"mbit": 10**6, "gbit": 10**9}
 _CLONE_NEWNET = 0x40000000
 _TOOLS = {"iproute2": ("ip", "tc"), "util-linux": ("nsenter", "setpriv", "unshare")}
-_OWN_USER = ("unshare", "--user", "--map-root-user")
-_HOST = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+_UNSHARE_USER = ("unshare", "--user", "--map-root-user")
+_UNSHARE_HOST = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
 @dataclass(frozen=True)
@@ -84,27 +84,27 @@ def parse_rate(text: str) -> int:
     return rate
 
 
-def host_name(host: int) -> str:
+def name_host(host: int) -> str:
     """`host0`, `host1`, ...: the host, and the switch's port to it."""
     return f"host{host}"
 
 
-def address(host: int) -> str:
+def get_address(host: int) -> str:
     """The host's IPv4 address: private, and reachable inside the lab only."""
     return f"{NETWORK}.{host + 1}"
 
 
-def switch_commands(namespaces: Sequence[str]) -> list[str]:
+def make_switch_commands(namespaces: Sequence[str]) -> list[str]:
     """`ip` batch lines for the switch's namespace: a bridge and a veth pair to each host's (a path)."""
     lines = ["link add switch type bridge", "link set switch up"]
     for host, namespace in enumerate(namespaces):
-        port = host_name(host)
+        port = name_host(host)
         lines.append(f"link add {port} type veth peer name {INTERFACE} netns {namespace}")
         lines.append(f"link set {port} addrgenmode none master switch up")
     return lines
 
 
-def host_commands(host: int) -> list[str]:
+def make_host_commands(host: int) -> list[str]:
     """`ip` batch lines, run in the host's namespace.
 
     IPv4 only, so that nobody waits for IPv6 discovery. TCP uses Reno, which every kernel has and which keeps
@@ -113,12 +113,12 @@ def host_commands(host: int) -> list[str]:
     return [
         "link set lo up",
         f"link set {INTERFACE} addrgenmode none up",
-        f"address add {address(host)}/24 dev {INTERFACE}",
-        f"route replace {NETWORK}.0/24 dev {INTERFACE} src {address(host)} congctl reno",
+        f"address add {get_address(host)}/24 dev {INTERFACE}",
+        f"route replace {NETWORK}.0/24 dev {INTERFACE} src {get_address(host)} congctl reno",
     ]
 
 
-def shaping_commands(interface: str, link: ShapedLink) -> list[str]:
+def make_shaping_commands(interface: str, link: ShapedLink) -> list[str]:
     """`tc` batch lines for one end of a link."""
     bucket = f"burst {link.burst_bytes} limit {link.queue_bytes}"
     return [f"qdisc add dev {interface} root tbf rate {link.rate_bit_per_s}bit {bucket}"]
@@ -131,13 +131,13 @@ def require_support() -> None:
     """
     if sys.platform != "linux":
         raise UsageError("a lab needs Linux network namespaces; run it on Linux, or torchrun on real hosts")
-    path = environment()["PATH"]
+    path = get_environment()["PATH"]
     for package, tools in _TOOLS.items():
         for tool in tools:
             if shutil.which(tool, path=path) is None:
                 raise UsageError(f"a lab needs the command {tool!r}, which is missing; install {package}")
-    user = () if os.geteuid() == 0 else _OWN_USER[1:]
-    if _run(["unshare", *user, "--net", *_HOST[1:], "true"]).returncode:
+    user = () if os.geteuid() == 0 else _UNSHARE_USER[1:]
+    if _run(["unshare", *user, "--net", *_UNSHARE_HOST[1:], "true"]).returncode:
         raise UsageError(
             "a lab needs root or user namespaces and may make neither network nor PID namespaces here; "
             "run it as root, or the container as privileged"
@@ -147,7 +147,7 @@ def require_support() -> None:
 def become_root(command: Sequence[str]) -> None:
     """Replace this process by `command` as root of a user namespace of its own, unless it is root already."""
     if os.geteuid() != 0:
-        os.execvp(_OWN_USER[0], [*_OWN_USER, *command])
+        os.execvp(_UNSHARE_USER[0], [*_UNSHARE_USER, *command])
 
 
 def make_network(num_hosts: int, link: ShapedLink) -> list[list[str]]:
@@ -156,18 +156,18 @@ def make_network(num_hosts: int, link: ShapedLink) -> list[list[str]]:
     Returns by host what comes before the command of its first process, whose parent has to be the main thread
     of this process. Raises UsageError where the kernel lacks something.
     """
-    paths = [f"/proc/{os.getpid()}/fd/{_new_namespace()}" for _ in range(num_hosts)]
-    os.close(_new_namespace())
-    _batch("ip", switch_commands(paths))
+    paths = [f"/proc/{os.getpid()}/fd/{_make_namespace()}" for _ in range(num_hosts)]
+    os.close(_make_namespace())
+    _run_batch("ip", make_switch_commands(paths))
     inside = [["nsenter", f"--net={path}"] for path in paths]
     for host, enter in enumerate(inside):
-        _batch("ip", host_commands(host), enter)
-        _batch("tc", shaping_commands(INTERFACE, link), enter)
-        _batch("tc", shaping_commands(host_name(host), link))
-    return [[*enter, "setpriv", "--pdeathsig", "KILL", *_HOST] for enter in inside]
+        _run_batch("ip", make_host_commands(host), enter)
+        _run_batch("tc", make_shaping_commands(INTERFACE, link), enter)
+        _run_batch("tc", make_shaping_commands(name_host(host), link))
+    return [[*enter, "setpriv", "--pdeathsig", "KILL", *_UNSHARE_HOST] for enter in inside]
 
 
-def _new_namespace() -> int:
+def _make_namespace() -> int:
     """Move this thread to a new network namespace and return a file descriptor that keeps it alive."""
     # os.unshare is there from Python 3.12 on
     if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET):
@@ -177,7 +177,7 @@ def _new_namespace() -> int:
     return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
 
-def _batch(tool: str, lines: Sequence[str], inside: Sequence[str] = ()) -> None:
+def _run_batch(tool: str, lines: Sequence[str], inside: Sequence[str] = ()) -> None:
     done = _run([*inside, tool, "-batch", "-"], "\n".join(lines) + "\n")
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[0]
@@ -187,9 +187,11 @@ def _batch(tool: str, lines: Sequence[str], inside: Sequence[str] = ()) -> None:
 
 
 def _run(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, input=text, env=environment(), capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, input=text, env=get_environment(), capture_output=True, text=True, check=False
+    )
 
 
-def environment() -> dict[str, str]:
+def get_environment() -> dict[str, str]:
     """The environment, with the folders of administrators' tools on PATH, which users often lack."""
     return {**os.environ, "PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin", "LC_ALL": "C"}

@@ -1,6 +1,6 @@
 """The conditions of a run, compared between two runs or hosts; `machine` and `gpus` read them.
 
-`conditions_of` is the one table of what has to be the same for which question.
+`list_conditions` is the one table of what has to be the same for which question.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class Difference(Record, frozen=True, rename={"then": "baseline", "now": "candid
     """True where it makes the runs not comparable."""
 
 
-def differences(then: Manifest, now: Manifest, question: Question) -> list[Difference]:
+def find_differences(then: Manifest, now: Manifest, question: Question) -> list[Difference]:
     """The conditions that differ, blocking ones first; one that is needed and unknown blocks as well."""
-    ours, theirs = ({c.name: c for c in conditions_of(manifest)} for manifest in (then, now))
+    ours, theirs = ({c.name: c for c in list_conditions(manifest)} for manifest in (then, now))
     found = []
     for name in dict.fromkeys([*ours, *theirs]):
         pair = [side[name] for side in (ours, theirs) if name in side]
@@ -73,12 +73,12 @@ def differences(then: Manifest, now: Manifest, question: Question) -> list[Diffe
     return sorted(found, key=lambda difference: not difference.blocking)
 
 
-def needed(manifest: Manifest, question: Question) -> dict[str, str]:
+def select_required(manifest: Manifest, question: Question) -> dict[str, str]:
     """The conditions that have to be the same for `question`, by name."""
-    return {c.name: c.value for c in conditions_of(manifest) if question in c.needed}
+    return {c.name: c.value for c in list_conditions(manifest) if question in c.needed}
 
 
-def conditions_of(manifest: Manifest) -> list[Condition]:
+def list_conditions(manifest: Manifest) -> list[Condition]:
     """Every condition that a manifest tells: the table of what is needed for which question."""
     machine, versions = manifest.environment, manifest.versions
     model, settings, nccl = manifest.model, manifest.settings, manifest.nccl
@@ -90,17 +90,17 @@ def conditions_of(manifest: Manifest) -> list[Condition]:
     rows: list[tuple[str, Any, Iterable[Question], Iterable[Question]]] = [
         # name, value, needed by, mentioned to
         ("plan", manifest.plan_hash, (RESUME,), ()),
-        ("ranks", devices_of(manifest.ranks), (RESUME,), ()),
+        ("ranks", describe_devices(manifest.ranks), (RESUME,), ()),
         ("CPU", machine.cpu_model, (RESUME, GATE), ()),
         ("CPU cores", machine.num_cores, (RESUME, GATE), ()),
-        ("GPUs", _counted(gpu.name for gpu in gpus) if known else None, (RESUME, GATE), ()),
-        ("GPU power limits, W", _counted(gpu.power_limit_w for gpu in gpus), (GATE,), ()),
-        ("GPU driver", _each_once(str(gpu.driver) for gpu in gpus), (HOSTS, RESUME), (GATE,)),
+        ("GPUs", _format_counts(gpu.name for gpu in gpus) if known else None, (RESUME, GATE), ()),
+        ("GPU power limits, W", _format_counts(gpu.power_limit_w for gpu in gpus), (GATE,), ()),
+        ("GPU driver", _join_unique(str(gpu.driver) for gpu in gpus), (HOSTS, RESUME), (GATE,)),
         ("torch", f"{versions['torch']}{cuda}" if versions.get("torch") else None, Question, ()),
         ("python", versions.get("python", NONE), (HOSTS, RESUME), (GATE,)),
         ("NCCL backend", versions.get("nccl_backend", NONE), Question, ()),
         ("NCCL transport", nccl and ", ".join(nccl.transports), (), (GATE,)),
-        ("NCCL algorithms", nccl and nccl_said(nccl.messages), (), (GATE,)),
+        ("NCCL algorithms", nccl and format_nccl_choices(nccl.messages), (), (GATE,)),
         ("model parameters", model.num_params, (GATE,), ()),
         ("gradient bytes", model.gradient_bytes, (GATE,), ()),
         ("CPU governor", None if machine.governors is None else "/".join(machine.governors), (), (GATE,)),
@@ -108,7 +108,7 @@ def conditions_of(manifest: Manifest) -> list[Condition]:
         ("container's CPU quota, cores", cgroup.cpu_quota_cores, (), (GATE,)),
         ("container's memory limit, GiB", cgroup.memory_limit_gib, (), (GATE,)),
         ("container's cores", cgroup.cpuset, (), (GATE,)),
-        ("ranks bound to cores", _each_once(rank.bound_cores for rank in manifest.ranks), (), (GATE,)),
+        ("ranks bound to cores", _join_unique(rank.bound_cores for rank in manifest.ranks), (), (GATE,)),
         ("data workers", settings.data_workers if from_files else NONE, (GATE,), ()),
         ("steps per block", settings.steps, (), (GATE,)),
         ("seed", settings.seed, (), (GATE,)),
@@ -129,7 +129,7 @@ def conditions_of(manifest: Manifest) -> list[Condition]:
     ]
 
 
-def machine_kind(manifest: Manifest) -> dict[str, Any]:
+def describe_machine_kind(manifest: Manifest) -> dict[str, Any]:
     """Return the facts that make two machines of one kind, whatever their host name, driver or OS."""
     machine = manifest.environment
     torch = re.findall(r"\d+", manifest.versions.get("torch", ""))
@@ -142,24 +142,24 @@ def machine_kind(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def machine_name(machine: Host) -> str:
+def name_machine(machine: Host) -> str:
     """Name a machine as calibrations do: processor, cores, number of GPUs."""
     return f"{machine.cpu_model or ''} x {machine.num_cores or ''}, {len(machine.gpus or ())} GPUs"
 
 
-def devices_of(ranks: Sequence[RankPlace]) -> str | None:
+def describe_devices(ranks: Sequence[RankPlace]) -> str | None:
     """Write how many ranks there are and on which devices they train; None where it is not told."""
     names = sorted({rank.device_name or rank.device for rank in ranks})
     return f"{len(ranks)} on {', '.join(names)}" if ranks else None
 
 
-def _counted(values: Iterable[object]) -> str:
+def _format_counts(values: Iterable[object]) -> str:
     """`2 x NVIDIA H200`, or `none`."""
     known = Counter(str(value) for value in values if value is not None)
     return ", ".join(f"{count} x {value}" for value, count in sorted(known.items())) or NONE
 
 
-def _each_once(values: Iterable[str]) -> str:
+def _join_unique(values: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(filter(None, values))) or NONE
 
 
@@ -172,7 +172,7 @@ _SYMMETRIC = re.compile(r"AllReduce \[(Symmetric)\]: (\d+) Bytes -> Kernel (\w+)
 _TRANSPORT = re.compile(r"\bvia (P2P/(?:direct pointer|[A-Za-z]+)|SHM|(?:COLL)?NET/\w+)(?:\S*(/GDRDMA))?")
 
 
-def choices_in(logs: Iterable[str]) -> NcclChoices | None:
+def parse_nccl_log(logs: Iterable[str]) -> NcclChoices | None:
     """Read NCCL's choices from the `logs` of all ranks; None where it logged none that this can read."""
     transports: set[str] = set()
     messages: set[NcclMessage] = set()
@@ -189,7 +189,7 @@ def choices_in(logs: Iterable[str]) -> NcclChoices | None:
     return NcclChoices(transports=tuple(sorted(transports)), messages=tuple(by_size))
 
 
-def nccl_said(messages: Iterable[NcclMessage]) -> str:
+def format_nccl_choices(messages: Iterable[NcclMessage]) -> str:
     """Messages by size, those in a row that are sent alike together: `1,024 to 65,536 bytes: TREE/LL`."""
     parts = []
     for how, group in itertools.groupby(messages, key=lambda one: f"{one.algorithm}/{one.protocol}"):

@@ -51,7 +51,7 @@ SHARES_GPUS = (2, 30)
 """The version of NCCL from which several of its ranks may have one GPU, by NCCL_MULTI_RANK_GPU_ENABLE."""
 
 
-def clock_reasons(handle: Any) -> frozenset[ClockReason] | None:
+def read_clock_reasons(handle: Any) -> frozenset[ClockReason] | None:
     """Return the reasons that hold down the clocks of a GPU now; None where it does not say."""
     bits = ask_nvml(
         "nvmlDeviceGetCurrentClocksEventReasons|nvmlDeviceGetCurrentClocksThrottleReasons", handle
@@ -61,31 +61,34 @@ def clock_reasons(handle: Any) -> frozenset[ClockReason] | None:
     return frozenset(why for place, why in enumerate(ClockReason) if bits >> place & 1)
 
 
-def gpus(uuids: Sequence[str] | None = None) -> list[Gpu]:
+def describe_gpus(uuids: Sequence[str] | None = None) -> list[Gpu]:
     """Describe the GPUs with these UUIDs for a manifest, in their order; empty without a driver.
 
     None stands for the GPUs that CUDA_VISIBLE_DEVICES leaves.
     """
-    with contextlib.suppress(pynvml.NVMLError), nvml_devices() as handles:
+    with contextlib.suppress(pynvml.NVMLError), open_nvml() as handles:
         if uuids is None:
-            names = [names_of(handle) for handle in handles]
-            return [_gpu(handles[place]) for place in visible(os.environ.get("CUDA_VISIBLE_DEVICES"), names)]
-        return [Gpu() if handle is None else _gpu(handle) for handle in named(uuids, handles)]
+            names = [list_uuids(handle) for handle in handles]
+            return [
+                _describe_gpu(handles[place])
+                for place in find_visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), names)
+            ]
+        return [Gpu() if handle is None else _describe_gpu(handle) for handle in find_by_uuid(uuids, handles)]
     return []
 
 
-def pairs(uuids: Sequence[str]) -> list[GpuPair]:
+def describe_pairs(uuids: Sequence[str]) -> list[GpuPair]:
     """Describe the paths between each two of these GPUs, by their places; empty without a driver."""
     if len(uuids) < 2:
         return []
-    with contextlib.suppress(pynvml.NVMLError), nvml_devices() as handles:
-        found = list(enumerate(named(uuids, handles)))
+    with contextlib.suppress(pynvml.NVMLError), open_nvml() as handles:
+        found = list(enumerate(find_by_uuid(uuids, handles)))
         known = [(place, handle) for place, handle in found if handle is not None]
-        return [pair(i, j, a, b) for (i, a), (j, b) in itertools.combinations(known, 2)]
+        return [describe_pair(i, j, a, b) for (i, a), (j, b) in itertools.combinations(known, 2)]
     return []
 
 
-def pair(first: int, second: int, a: Any, b: Any) -> GpuPair:
+def describe_pair(first: int, second: int, a: Any, b: Any) -> GpuPair:
     """Describe the path between the GPUs with these handles; of GPUs that MIG splits nothing is known."""
     if is_mig(a) or is_mig(b):
         return GpuPair(first=first, second=second)
@@ -100,7 +103,7 @@ def pair(first: int, second: int, a: Any, b: Any) -> GpuPair:
     )
 
 
-def visible(setting: str | None, names: Sequence[Sequence[str]]) -> list[int]:
+def find_visible_gpus(setting: str | None, names: Sequence[Sequence[str]]) -> list[int]:
     """Find the GPUs that CUDA_VISIBLE_DEVICES leaves, by their places in `names`.
 
     `names` are the UUIDs of every GPU, its own and those of its MIG slices, in NVML's order: CUDA shares it
@@ -140,14 +143,14 @@ def is_exclusive(uuids: Sequence[str]) -> bool:
     """Tell whether one of the GPUs with these UUIDs takes a single process, and no MPS server shares it."""
     if has_mps():
         return False
-    with contextlib.suppress(pynvml.NVMLError), nvml_devices() as handles:
-        found = [one for one in named(uuids, handles) if one is not None]
+    with contextlib.suppress(pynvml.NVMLError), open_nvml() as handles:
+        found = [one for one in find_by_uuid(uuids, handles) if one is not None]
         modes = [ask_nvml("nvmlDeviceGetComputeMode", one) for one in found]
         return pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS in modes
     return False
 
 
-def names_of(handle: Any) -> list[str]:
+def list_uuids(handle: Any) -> list[str]:
     """The UUIDs of a GPU: its own, then those of its MIG slices."""
     slots = range(ask_nvml("nvmlDeviceGetMaxMigDeviceCount", handle) or 0)
     slices = [ask_nvml("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot) for slot in slots]
@@ -155,13 +158,13 @@ def names_of(handle: Any) -> list[str]:
     return [name for name in found if name]
 
 
-def named(uuids: Sequence[str], handles: Sequence[Any]) -> list[Any]:
+def find_by_uuid(uuids: Sequence[str], handles: Sequence[Any]) -> list[Any]:
     """The GPUs with these UUIDs, or whose MIG slices have them: torch tells their digits, not which it is."""
-    by_digits = {name[4:]: handle for handle in handles for name in names_of(handle)}
+    by_digits = {name[4:]: handle for handle in handles for name in list_uuids(handle)}
     return [by_digits.get(uuid[4:]) for uuid in uuids]
 
 
-def _gpu(handle: Any) -> Gpu:
+def _describe_gpu(handle: Any) -> Gpu:
     mig = is_mig(handle)
     name, memory = ask_nvml("nvmlDeviceGetName", handle), ask_nvml("nvmlDeviceGetMemoryInfo", handle)
     limit_mw = ask_nvml("nvmlDeviceGetEnforcedPowerLimit", handle)
@@ -175,7 +178,7 @@ def _gpu(handle: Any) -> Gpu:
 
 
 @contextlib.contextmanager
-def nvml_devices() -> Iterator[list[Any]]:
+def open_nvml() -> Iterator[list[Any]]:
     """Open NVML and yield a handle of every GPU; raises NVMLError, also where there is no driver.
 
     NVML counts GPUs that a cgroup keeps from this process, as Slurm does, and those that fell off the bus,
@@ -183,12 +186,12 @@ def nvml_devices() -> Iterator[list[Any]]:
     """
     pynvml.nvmlInit()
     try:
-        yield list(_handles())
+        yield list(_yield_handles())
     finally:
         ask_nvml("nvmlShutdown")
 
 
-def _handles() -> Iterator[Any]:
+def _yield_handles() -> Iterator[Any]:
     """Every GPU that NVML opens. Raises NVMLError where it opens none, unless it is not permitted to."""
     found, broken = 0, None
     for index in range(pynvml.nvmlDeviceGetCount()):

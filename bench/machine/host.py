@@ -17,10 +17,10 @@ from typing import Any
 
 import psutil
 
-from ..common.cli import version_of
+from ..common.cli import get_version
 from ..common.errors import UsageError
-from ..common.process import host_name
-from ..common.turns import COMPARED_ENV
+from ..common.process import get_host_name
+from ..common.turns import VARIABLES_ENV
 from .manifest import Cgroup, FirstHost
 from .records import Limit
 
@@ -34,7 +34,7 @@ ENV_PREFIXES = (
 )
 """Beginnings of the names of environment variables that change how fast a step is."""
 
-HIDDEN = "(hidden)"
+HIDDEN_VALUE = "(hidden)"
 
 _SECRET_NAME = re.compile(
     r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|BEARER|(API|ACCESS|PRIVATE|SSH)_?KEY|(^|_)KEYS?(_|$)",
@@ -58,32 +58,32 @@ NO_LIMIT_BYTES = 2**60
 CPUS = "sys/devices/system/cpu"
 
 
-def versions() -> dict[str, str]:
+def get_versions() -> dict[str, str]:
     """Versions of Python, the packages and what torch was built with."""
     import torch  # seconds, which not every command has to pay
 
     found = {"python": platform.python_version()}
-    found |= {package: known for package in PACKAGES if (known := version_of(package)) is not None}
+    found |= {package: known for package in PACKAGES if (known := get_version(package)) is not None}
     if torch.version.cuda:
         found["cuda"] = torch.version.cuda
     if torch.cuda.is_available():
         found["cudnn"] = str(torch.backends.cudnn.version())
         with contextlib.suppress(AttributeError):  # torch may be built without it
             found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
-            found["nccl_backend"] = nccl_backend()
+            found["nccl_backend"] = get_nccl_backend()
     return found
 
 
-def nccl_backend() -> str:
+def get_nccl_backend() -> str:
     """Name the backend that torch makes of "nccl": `nccl2` from 2.14 where it is chosen, `nccl` otherwise.
 
     Torch reads TORCH_DIST_USE_NCCL2 once, as it registers "nccl"; its default changed in 2.15.
     """
-    chosen = registered_backend("nccl")
-    return "nccl2" if chosen is not None and chosen == registered_backend("nccl2") else "nccl"
+    chosen = find_backend("nccl")
+    return "nccl2" if chosen is not None and chosen == find_backend("nccl2") else "nccl"
 
 
-def registered_backend(name: str) -> Any:
+def find_backend(name: str) -> Any:
     """Return what torch makes a group of this backend with, registering it as a group would; None if nothing.
 
     There is no public way. Before 2.14 torch registered none of its own.
@@ -94,46 +94,46 @@ def registered_backend(name: str) -> Any:
     return Backend._plugins.get(name.upper())
 
 
-def machine(host: str, root: Path = Path("/")) -> FirstHost:
+def describe_machine(host: str, root: Path = Path("/")) -> FirstHost:
     """Host, processor, memory, and how the kernel runs them; its GPUs are told by `bench.gpus`.
 
     `root` is where /proc and /sys are found.
     """
-    limit_bytes, quota = memory_limit_bytes(root), cpu_quota(root)
+    limit_bytes, quota = read_memory_limit_bytes(root), read_cpu_quota(root)
     return FirstHost(
         host=host,
         os=platform.platform(),
-        cpu_model=cpu_model(root),
+        cpu_model=read_cpu_model(root),
         num_cores=psutil.cpu_count(logical=True),
         memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
-        governors=governors(root),
-        huge_pages=huge_pages(root),
+        governors=read_governors(root),
+        huge_pages=read_huge_pages(root),
         cgroup=Cgroup(
-            cpu_quota_cores=None if quota is None else _limit(quota),
-            memory_limit_gib=None if limit_bytes is None else _limit(limit_bytes / 2**30),
-            cpuset=cpuset(root),
+            cpu_quota_cores=None if quota is None else _encode_limit(quota),
+            memory_limit_gib=None if limit_bytes is None else _encode_limit(limit_bytes / 2**30),
+            cpuset=read_cpuset(root),
         ),
-        env=environment(),
+        env=select_environment(),
     )
 
 
-def _limit(value: float) -> Limit:
+def _encode_limit(value: float) -> Limit:
     return "unlimited" if math.isinf(value) else round(value, 3)
 
 
-def environment() -> dict[str, str]:
+def select_environment() -> dict[str, str]:
     """The environment variables that change how fast a step is, or that a gate compares, by name.
 
     What looks like a credential is hidden, also in doubt, so that it is never written down.
     """
     return {
-        name: HIDDEN if _SECRET_NAME.search(name) or _SECRET_VALUE.search(value) else value
+        name: HIDDEN_VALUE if _SECRET_NAME.search(name) or _SECRET_VALUE.search(value) else value
         for name, value in sorted(os.environ.items())
-        if name.startswith(ENV_PREFIXES) or name in os.environ.get(COMPARED_ENV, "").split()
+        if name.startswith(ENV_PREFIXES) or name in os.environ.get(VARIABLES_ENV, "").split()
     }
 
 
-def cpu_model(root: Path) -> str:
+def read_cpu_model(root: Path) -> str:
     """The processor's name."""
     named = re.search(r"^model name\s*:\s*(.+)$", read_text(root / "proc/cpuinfo") or "", re.MULTILINE)
     return named[1] if named else platform.processor() or platform.machine()
@@ -155,7 +155,7 @@ def read_number(path: Path) -> int | None:
         return None
 
 
-def cores_in(content: str) -> frozenset[int] | None:
+def parse_cores(content: str) -> frozenset[int] | None:
     """`0-3,8` as cores 0, 1, 2, 3, 8; None where it is not such a list."""
     found: set[int] = set()
     try:
@@ -167,8 +167,8 @@ def cores_in(content: str) -> frozenset[int] | None:
     return frozenset(found)
 
 
-def ranges(numbers: Iterable[int]) -> str:
-    """`0-3,6` for 0, 1, 2, 3, 6: what `cores_in` reads."""
+def format_ranges(numbers: Iterable[int]) -> str:
+    """`0-3,6` for 0, 1, 2, 3, 6: what `parse_cores` reads."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:
@@ -178,58 +178,58 @@ def ranges(numbers: Iterable[int]) -> str:
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def governors(root: Path) -> tuple[str, ...] | None:
+def read_governors(root: Path) -> tuple[str, ...] | None:
     """The frequency governors of the cores, each once."""
     found = {read_text(policy / "scaling_governor") for policy in (root / CPUS).glob("cpu[0-9]*/cpufreq")}
     return tuple(sorted(name for name in found if name)) or None
 
 
-def huge_pages(root: Path) -> str | None:
+def read_huge_pages(root: Path) -> str | None:
     """Return the kernel's mode of transparent huge pages: `always`, `madvise` or `never`."""
     chosen = re.search(r"\[(\w+)\]", read_text(root / "sys/kernel/mm/transparent_hugepage/enabled") or "")
     return chosen[1] if chosen else None
 
 
-def cpu_quota(root: Path) -> float | None:
+def read_cpu_quota(root: Path) -> float | None:
     """Cores that the container may use, the least over all enclosing groups; inf without a limit.
 
     cgroup v2 `cpu.max` is "quota period", v1 has a file for each (Linux cgroup-v2 and sched-bwc documents).
     """
-    return _least(root, "cpu", _quota)
+    return _find_least(root, "cpu", _read_quota)
 
 
-def memory_limit_bytes(root: Path) -> float | None:
+def read_memory_limit_bytes(root: Path) -> float | None:
     """Memory that the container may use, the least over all enclosing groups; inf without a limit."""
-    return _least(root, "memory", _memory_limit)
+    return _find_least(root, "memory", _read_memory_limit)
 
 
-def cpuset(root: Path) -> str | None:
+def read_cpuset(root: Path) -> str | None:
     """The cores that the container may use, such as `0-3,8`.
 
     cgroup v2 `cpuset.cpus.effective`; v1 has `cpuset.effective_cpus` (Linux cgroup-v2, cgroup-v1/cpusets).
     """
-    for folder in _groups(root, "cpuset"):
+    for folder in _list_groups(root, "cpuset"):
         for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
             if cores := read_text(folder / name):
                 return cores
     return None
 
 
-def _least(root: Path, controller: str, read: Callable[[Path], float | None]) -> float | None:
-    folders = list(_groups(root, controller))
+def _find_least(root: Path, controller: str, read: Callable[[Path], float | None]) -> float | None:
+    folders = list(_list_groups(root, controller))
     if not folders:
         return None
     found = [value for value in map(read, folders) if value is not None]
     return min(found, default=math.inf)
 
 
-def _groups(root: Path, controller: str) -> Iterator[Path]:
+def _list_groups(root: Path, controller: str) -> Iterator[Path]:
     """The process's group of this controller and all that enclose it."""
-    for base, folder in _own_groups(root, controller):
+    for base, folder in _find_groups(root, controller):
         yield from (up for up in (folder, *folder.parents) if up.is_relative_to(base))
 
 
-def _own_groups(root: Path, controller: str) -> Iterator[tuple[Path, Path]]:
+def _find_groups(root: Path, controller: str) -> Iterator[tuple[Path, Path]]:
     """Find the controller's mount point and the process's group there, whichever of v1 and v2 manages it."""
     for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
         _, _, rest = line.partition(":")
@@ -242,7 +242,7 @@ def _own_groups(root: Path, controller: str) -> Iterator[tuple[Path, Path]]:
             yield base, base / path.lstrip("/")
 
 
-def _quota(folder: Path) -> float | None:
+def _read_quota(folder: Path) -> float | None:
     words = (read_text(folder / "cpu.max") or "").split()
     if not words:
         words = [str(read_number(folder / f"cpu.cfs_{what}_us")) for what in ("quota", "period")]
@@ -255,7 +255,7 @@ def _quota(folder: Path) -> float | None:
         return None
 
 
-def _memory_limit(folder: Path) -> float | None:
+def _read_memory_limit(folder: Path) -> float | None:
     if read_text(folder / "memory.max") == "max":
         return math.inf
     value = read_number(folder / "memory.max")
@@ -280,14 +280,15 @@ def raise_open_file_limit(num_connections: int) -> None:
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY != allowed < needed:
         raise UsageError(
-            f"{host_name()} allows {allowed} open files, this run needs {needed} in each process; allow more "
+            f"{get_host_name()} allows {allowed} open files, this run needs {needed} in each "
+            f"process; allow more "
             f"in the shell that starts it there: sudo prlimit --pid $$ --nofile={2 * needed}"
         )
 
 
-def oom_kills() -> int | None:
+def count_oom_kills() -> int | None:
     """Processes that the kernel has ended for want of memory, here or in this group; None if unknown."""
-    groups = [folder for _, folder in _own_groups(Path("/"), "memory")]
+    groups = [folder for _, folder in _find_groups(Path("/"), "memory")]
     files = [folder / name for folder in groups for name in ("memory.events", "memory.oom_control")]
     found = "\n".join(read_text(file) or "" for file in (Path("/proc/vmstat"), *files))
     counts = [int(number) for number in re.findall(r"^oom_kill (\d+)$", found, re.MULTILINE)]

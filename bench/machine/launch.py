@@ -12,10 +12,10 @@ from pathlib import PurePath
 
 import msgspec
 
-from ..common.cli import command, quoted, split_command
+from ..common.cli import format_command, quote_word, split_command
 from ..common.errors import UsageError
 
-NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+REQUIRED_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 MAX_RANKS, MAX_PORT = 100_000, 65_535
 SLURM = "slurm-"
 """Prefix of the id of a launch by srun."""
@@ -36,7 +36,7 @@ class Launch(msgspec.Struct, frozen=True, rename="upper"):
     torchelastic_restart_count: int = 0
 
 
-def launch(environment: Mapping[str, str]) -> Launch | None:
+def read_launch(environment: Mapping[str, str]) -> Launch | None:
     """Read the launcher's variables in `environment`; None where there are none.
 
     Raises UsageError that names what is missing or wrong: one rank would wait for others for ever, or all of
@@ -46,7 +46,7 @@ def launch(environment: Mapping[str, str]) -> Launch | None:
         return None
     if not environment["RANK"]:
         raise UsageError(f"RANK is set, but empty: {START}")
-    if missing := [name for name in NEEDED if not environment.get(name)]:
+    if missing := [name for name in REQUIRED_VARIABLES if not environment.get(name)]:
         raise UsageError(f"RANK is set, but not {', '.join(missing)}: {START}")
     try:
         found = msgspec.convert({**environment}, Launch, strict=False)
@@ -64,7 +64,7 @@ def launch(environment: Mapping[str, str]) -> Launch | None:
     return found
 
 
-def ranks_environment(environment: Mapping[str, str]) -> dict[str, str]:
+def make_ranks_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that torchrun would have set for this task of `srun`; empty without one.
 
     Empty under torchrun, too. The ranks meet at a port by job id, below those given out at random, unless
@@ -94,13 +94,13 @@ def ranks_environment(environment: Mapping[str, str]) -> dict[str, str]:
         "WORLD_SIZE": tasks,
         "LOCAL_RANK": environment.get("SLURM_LOCALID", "0"),
         "LOCAL_WORLD_SIZE": per_node.pop(),
-        "MASTER_ADDR": environment.get("MASTER_ADDR") or first_host(environment["SLURM_STEP_NODELIST"]),
+        "MASTER_ADDR": environment.get("MASTER_ADDR") or parse_first_host(environment["SLURM_STEP_NODELIST"]),
         "MASTER_PORT": environment.get("MASTER_PORT") or f"2{job[-4:]:0>4}",
         "TORCHELASTIC_RUN_ID": f"{SLURM}{job}.{environment.get('SLURM_STEP_ID', '0')}",
     }
 
 
-def launched_command(environment: Mapping[str, str], parent: Sequence[str], *arguments: str) -> str:
+def write_launched_command(environment: Mapping[str, str], parent: Sequence[str], *arguments: str) -> str:
     """Write the `run` of these arguments as it was typed, with its torchrun or srun where they are known.
 
     `parent` is the command line of this process's parent: torchrun's, where it is torchrun.
@@ -109,15 +109,15 @@ def launched_command(environment: Mapping[str, str], parent: Sequence[str], *arg
     names = [PurePath(word).name.replace("torch.distributed.run", "torchrun") for word in head]
     if "torchrun" in names:
         head[-1] = "bench.run" if head[-1].startswith("bench.") else "run"  # `arguments` are of a run
-        return " ".join(map(quoted, ("torchrun", *head[names.index("torchrun") + 1 :], *arguments)))
-    whole = command("run", *arguments)
+        return " ".join(map(quote_word, ("torchrun", *head[names.index("torchrun") + 1 :], *arguments)))
+    whole = format_command("run", *arguments)
     if environment.get("TORCHELASTIC_RUN_ID", "").startswith(SLURM):
         counts = environment["WORLD_SIZE"], environment["LOCAL_WORLD_SIZE"]
         whole = f"srun --ntasks={counts[0]} --ntasks-per-node={counts[1]} {whole}"
     return whole
 
 
-def parent_command() -> list[str]:
+def read_parent_command() -> list[str]:
     """Return the command line of the process that started this one; empty where it is not to be had."""
     import psutil  # only a run that begins asks
 
@@ -127,7 +127,7 @@ def parent_command() -> list[str]:
     return []
 
 
-def first_host(text: str) -> str:
+def parse_first_host(text: str) -> str:
     """The first host of Slurm's `node[01-04,7],other`."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", text)
     if first is None:

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import psutil
 
-from ..common.process import allowed_cores
+from ..common.process import get_allowed_cores
 from .host import read_text
 from .manifest import Load
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
-MOST_BUSY = 0.05
+MAX_BUSY = 0.05
 """Share of the cores that other programs may use while every core stands in for a device. 5% is the gate's
 default threshold: a load of that size can pass for a regression."""
 
-MOST_STEAL = 0.02
+MAX_STEAL = 0.02
 """Share of time that the hypervisor may give to other guests (proc(5), "steal")."""
 
 
@@ -42,7 +42,7 @@ class LoadReading:
     """Likewise: time that the hypervisor gave to other guests; 0 where the system does not tell."""
 
 
-def load_average() -> float | None:
+def read_load_average() -> float | None:
     """Programs that ran or wanted to in the last minute, as a share of this machine's cores, if known."""
     try:
         return round(os.getloadavg()[0] / (os.cpu_count() or 1), 3)
@@ -59,7 +59,7 @@ def read_load() -> LoadReading | None:
         own_s = sum(sum(one.cpu_times()[:4]) for one in [process, *process.children(recursive=True)])
         return LoadReading(
             machine=read_text(BOOT_ID) or socket.gethostname(),
-            cores=tuple(core for core in allowed_cores() if core < len(times)),
+            cores=tuple(core for core in get_allowed_cores() if core < len(times)),
             at_s=time.monotonic(),
             own_s=own_s,
             # User time includes guests' (proc(5)); interrupts are mostly of the ranks' own traffic.
@@ -70,26 +70,28 @@ def read_load() -> LoadReading | None:
         return None
 
 
-def other_loads(before: Sequence[LoadReading | None], after: Sequence[LoadReading | None]) -> list[Load]:
+def compute_loads(before: Sequence[LoadReading | None], after: Sequence[LoadReading | None]) -> list[Load]:
     """Compute the load between two readings of every rank, in rank order: one per machine, if known."""
     if None in before or None in after:
         return []
     pairs = [(a, b) for a, b in zip(before, after, strict=True) if a is not None and b is not None]
     machines = dict.fromkeys(first.machine for first, _ in pairs)
-    return [_of_machine([pair for pair in pairs if pair[0].machine == machine]) for machine in machines]
+    return [
+        _compute_machine_load([pair for pair in pairs if pair[0].machine == machine]) for machine in machines
+    ]
 
 
-def _of_machine(pairs: Sequence[tuple[LoadReading, LoadReading]]) -> Load:
+def _compute_machine_load(pairs: Sequence[tuple[LoadReading, LoadReading]]) -> Load:
     first, last = pairs[0]
     cores = sorted({core for reading, _ in pairs for core in reading.cores})
     elapsed_s = max(last.at_s - first.at_s, 1e-9)
 
-    def mean(then: Sequence[float], now: Sequence[float]) -> float:
+    def compute_mean(then: Sequence[float], now: Sequence[float]) -> float:
         return sum(now[core] - then[core] for core in cores) / elapsed_s
 
     own = sum(now.own_s - then.own_s for then, now in pairs) / elapsed_s
-    others = mean(first.busy_s, last.busy_s) - own
-    steal = mean(first.steal_s, last.steal_s)
+    others = compute_mean(first.busy_s, last.busy_s) - own
+    steal = compute_mean(first.steal_s, last.steal_s)
     return Load(
         cores=len(cores),
         others=round(max(others, 0.0), 3),
@@ -98,7 +100,7 @@ def _of_machine(pairs: Sequence[tuple[LoadReading, LoadReading]]) -> Load:
     )
 
 
-def mean_load(now: Load, earlier: Load) -> Load:
+def average_loads(now: Load, earlier: Load) -> Load:
     """The mean over two parts of a run."""
     total_s = now.seconds + earlier.seconds
     share = now.seconds / total_s if total_s else 1.0

@@ -221,12 +221,12 @@ class Manifest(Record, frozen=True):
         """Margin within which the run treats changes as equal, a fraction; by default its device kind's."""
         return self.settings.margin or MARGINS["cuda" if self.settings.device == "cuda" else "cpu"]
 
-    def as_json(self) -> bytes:
+    def to_json(self) -> bytes:
         apart = {"schema_version": SCHEMA_VERSION, "settings": self.settings.stored()}
         return f"{to_json(msgspec.to_builtins(self) | apart, indent=1)}\n".encode()
 
 
-def manifest_of(found: Any, where: Path | str) -> Manifest:
+def parse_manifest(found: Any, where: Path | str) -> Manifest:
     """The manifest that a JSON value is. Raises UsageError."""
     if not isinstance(found, dict):
         raise UsageError(f"{where} does not hold a JSON object; restore it")
@@ -244,6 +244,6 @@ def manifest_of(found: Any, where: Path | str) -> Manifest:
     if not isinstance(settings, dict):
         raise UsageError(f"{where} is damaged: its settings are no object; restore it")
     try:
-        return msgspec.structs.replace(manifest, settings=Settings.of_stored(settings))
+        return msgspec.structs.replace(manifest, settings=Settings.from_stored(settings))
     except ValueError as error:  # a UsageError is one
         raise UsageError(f"{where}: settings: {error}") from None

@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from ..common.cli import version_of
-from ..common.process import INSTALLED, OWN_FOLDERS, PACKAGE
+from ..common.cli import get_version
+from ..common.process import INSTALL_FOLDERS, PACKAGE, PACKAGE_FOLDERS
 from .manifest import FirstHost, Git, Host, Manifest, OwnVersion, RankPlace, WorkloadCode
 
 ROOT = PACKAGE.parent
@@ -56,18 +56,18 @@ def ask_git(folder: Path, *arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def repository_of(folder: Path) -> Path | None:
+def find_repository(folder: Path) -> Path | None:
     """The top folder of the git repository that a folder is in; None outside one."""
     top = ask_git(folder, "rev-parse", "--show-toplevel")
     return Path(top) if top else None
 
 
-def repository_with(file: Path) -> Path | None:
+def find_repository_with(file: Path) -> Path | None:
     """The top folder of the git repository that has a file; None outside one.
 
     A file that git ignores, or that is installed in an environment within the repository, is not its own.
     """
-    top = repository_of(file.parent)
+    top = find_repository(file.parent)
     if top is None or not is_own(file, top):
         return None
     return top if ask_git(top, "check-ignore", "--quiet", str(file)) is None else None
@@ -75,10 +75,10 @@ def repository_with(file: Path) -> Path | None:
 
 def is_own(file: Path, top: Path) -> bool:
     """Tell whether a file or folder is below `top`, and not in an environment there."""
-    return file.is_relative_to(top) and INSTALLED.isdisjoint(file.relative_to(top).parts)
+    return file.is_relative_to(top) and INSTALL_FOLDERS.isdisjoint(file.relative_to(top).parts)
 
 
-def worktrees_of(top: Path) -> list[Path]:
+def list_worktrees(top: Path) -> list[Path]:
     """The top folders of all checkouts of the repository that has one at `top`, those that are lost too."""
     known = ask_git(top, "worktree", "list", "--porcelain") or ""
     return [Path(path) for path in re.findall(r"^worktree (.+)$", known, re.MULTILINE)]
@@ -89,22 +89,22 @@ def is_tracked(path: Path, top: Path) -> bool:
     return bool(ask_git(top, "ls-files", "--", str(path)))
 
 
-def commit_of(folder: Path) -> Git:
+def describe_commit(folder: Path) -> Git:
     """Commit, and whether tracked files differ from it (`dirty`), as far as git tells."""
     commit = ask_git(folder, "rev-parse", "HEAD")
     changes = ask_git(folder, "status", "--porcelain", "--untracked-files=no")
     return Git(commit=commit, dirty=None if commit is None or changes is None else bool(changes))
 
 
-def own_git_state() -> Git:
+def describe_package_commit() -> Git:
     """Commit and cleanliness of the checkout this code runs from; empty where it is installed.
 
     The folder of installed packages may lie within a repository of the user's.
     """
-    return commit_of(ROOT) if is_tracked(PACKAGE / "__init__.py", ROOT) else Git()
+    return describe_commit(ROOT) if is_tracked(PACKAGE / "__init__.py", ROOT) else Git()
 
 
-def own_version() -> str | None:
+def get_package_version() -> str | None:
     """The version of ddp-bench; None where neither a checkout nor installed metadata tells."""
     try:
         project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -112,7 +112,7 @@ def own_version() -> str | None:
             return str(project["version"])
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    return version_of("ddp-bench")
+    return get_version("ddp-bench")
 
 
 def describe_run(
@@ -126,8 +126,8 @@ def describe_run(
         run_id=uuid.uuid4().hex[:12],
         created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=dict(versions),
-        ddp_bench=OwnVersion(version=own_version()),
-        git=own_git_state(),
+        ddp_bench=OwnVersion(version=get_package_version()),
+        git=describe_package_commit(),
         environment=machines[0],
         hosts={str(one.host): msgspec.convert(msgspec.to_builtins(one), Host) for one in machines},
         ranks=tuple(ranks),
@@ -136,7 +136,7 @@ def describe_run(
     )
 
 
-def workload_code(spec: str) -> WorkloadCode:
+def describe_workload_code(spec: str) -> WorkloadCode:
     """Describe a loaded workload's code for a manifest.
 
     `file` is relative to the top of its `repository`, or to where it is imported from; `code_sha256` is of
@@ -148,57 +148,57 @@ def workload_code(spec: str) -> WorkloadCode:
     if told is None or not Path(told).is_file():
         return WorkloadCode(spec=spec)
     file = Path(told).resolve()
-    top = repository_with(file)
+    top = find_repository_with(file)
     if top is None:
         # Without a repository, the code is what is imported under the same name.
-        package, modules = name.partition(".")[0], _imported().items()
+        package, modules = name.partition(".")[0], _map_imported().items()
         found = {Path(path).resolve() for one, path in modules if one.partition(".")[0] == package}
-        root = import_root(name, file) or file.parent
+        root = find_import_root(name, file) or file.parent
     else:
-        found, root = imported_below(top, *worktrees_of(top)), top
-    files = {one: sha256(one) for one in sorted({*found, file})}
-    state = Git() if top is None else commit_of(top)
+        found, root = list_imported(top, *list_worktrees(top)), top
+    files = {one: hash_file(one) for one in sorted({*found, file})}
+    state = Git() if top is None else describe_commit(top)
     # Its commit may not have the file.
     untracked = top is not None and state.commit is not None and not is_tracked(file, top)
     return WorkloadCode(
         spec=spec,
         file=file.relative_to(root).as_posix(),
-        code_sha256=code_sha256(files, root),
+        code_sha256=hash_code(files, root),
         files={str(one): told for one, told in files.items()},
-        repository=None if top is None else repository_name(top),
+        repository=None if top is None else name_repository(top),
         commit=state.commit,
         dirty=True if untracked else state.dirty,
     )
 
 
-def imported_below(*tops: Path) -> set[Path]:
+def list_imported(*tops: Path) -> set[Path]:
     """The files below `tops` that this process has imported.
 
     Those of environments there, of Python and of ddp-bench are left out.
     """
     others = {Path(sysconfig.get_path(key)).resolve() for key in ("stdlib", "platstdlib")}
-    others |= OWN_FOLDERS
+    others |= PACKAGE_FOLDERS
 
     @cache  # torch alone has a thousand modules, in few folders
-    def own(folder: str) -> Path | None:
+    def resolve_folder(folder: str) -> Path | None:
         real = Path(folder).resolve()
         is_theirs = any(is_own(real, top) for top in tops)
         return real if is_theirs and others.isdisjoint((real, *real.parents)) else None
 
     return {
         folder / os.path.basename(told)  # noqa: PTH119 - in each of thousands of modules
-        for told in _imported().values()
-        if (folder := own(os.path.dirname(told))) is not None  # noqa: PTH120
+        for told in _map_imported().values()
+        if (folder := resolve_folder(os.path.dirname(told))) is not None  # noqa: PTH120
     }
 
 
-def _imported() -> dict[str, str]:
+def _map_imported() -> dict[str, str]:
     """The file of every module of this process that tells one, by module."""
     told = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
     return {name: file for name, file in told.items() if isinstance(file, str)}
 
 
-def import_root(module: str, file: Path) -> Path | None:
+def find_import_root(module: str, file: Path) -> Path | None:
     """The folder on the path that a module was imported from; None where the file has another name."""
     parts = module.split(".")
     if file.stem == "__init__":
@@ -208,7 +208,7 @@ def import_root(module: str, file: Path) -> Path | None:
     return file.parents[len(parts) - 1] if own == parts else None
 
 
-def sha256(file: Path) -> str | None:
+def hash_file(file: Path) -> str | None:
     """The SHA-256 of a file's content; None where it cannot be read."""
     try:
         return hashlib.sha256(file.read_bytes()).hexdigest()
@@ -216,14 +216,14 @@ def sha256(file: Path) -> str | None:
         return None
 
 
-def not_found(module: str, folder: Path) -> str:
+def explain_not_found(module: str, folder: Path) -> str:
     """Say that no such module can be imported from a folder, and what would help."""
     if module.endswith(".py"):
         return f"{module!r} is a file; name the module: {module.removesuffix('.py').replace('/', '.')}"
     return f"no module {module!r} found from {folder}; run where it lies, or install its package"
 
 
-def code_sha256(files: Mapping[Path, str | None], root: Path) -> str:
+def hash_code(files: Mapping[Path, str | None], root: Path) -> str:
     """One SHA-256 of the names and the SHA-256 of those of several files that lie below `root`."""
     lines = sorted(
         f"{told}  {os.path.relpath(one, root)}\n" for one, told in files.items() if one.is_relative_to(root)
@@ -231,7 +231,7 @@ def code_sha256(files: Mapping[Path, str | None], root: Path) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def repository_name(top: Path) -> str:
+def name_repository(top: Path) -> str:
     """The name of a repository: its origin's, else its folder's, also in a further worktree of it."""
     url = (ask_git(top, "config", "--get", "remote.origin.url") or "").partition("?")[0].rstrip("/")
     if url:

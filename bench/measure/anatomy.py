@@ -18,11 +18,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..modes.ddp import NEVER, DistributedMode, read_overlap
+from ..modes.ddp import MAX_SAMPLE_RATE, DistributedMode, read_overlap
 from ..modes.dp import DataParallelStandIn
 from ..results.block_times import BlockTimes
 from .clock import Clock, make_clock
-from .timed import PHASES, Trainer, hooked, no_gc
+from .timed import PHASES, Trainer, hook_methods, pause_gc
 
 if TYPE_CHECKING:
     from ..modes.pipeline import PipelineMode
@@ -32,7 +32,7 @@ DP_STAGES = {
     "replicate": "dp_replicate_ms",
     "parallel_apply": "dp_apply_ms",
     "gather": "dp_gather_ms",
-    "backward_replicas": "dp_backward_ms",
+    "run_replica_backwards": "dp_backward_ms",
     "reduce_gradients": "dp_reduce_ms",
 }
 """Methods of DP, and the columns of their durations; the backward's two are the stand-in's alone."""
@@ -47,15 +47,15 @@ class Anatomy:
         self._phases: list[tuple[str, Any]] = []
         self._ready: dict[int, Any] = {}
 
-    def measured(self, step: Callable[[], None]) -> tuple[dict[str, float], dict[int, float], float]:
+    def measure_step(self, step: Callable[[], None]) -> tuple[dict[str, float], dict[int, float], float]:
         """Run one step: milliseconds by phase, of each gradient since the backward began, and in all."""
         self._ready.clear()
-        self._phases = [("", self.clock.now())]
-        with self.trainer.hooked(self._marked):
+        self._phases = [("", self.clock.record_moment())]
+        with self.trainer.hook_phases(self._mark_phase):
             step()
         self.clock.wait()
         phases = dict.fromkeys(PHASES, 0.0)
-        ms = self.clock.ms
+        ms = self.clock.measure_ms
         backward_start = self._phases[0][1]
         for (_, start), (name, end) in itertools.pairwise(self._phases):
             phases[name] += ms(start, end)
@@ -65,11 +65,11 @@ class Anatomy:
         return phases, ready, ms(self._phases[0][1], self._phases[-1][1])
 
     @contextlib.contextmanager
-    def ready_hooks(self) -> Iterator[None]:
+    def note_gradients(self) -> Iterator[None]:
         """Note, within it, when the gradient of each trained parameter is ready, by its place."""
 
         def note(index: int, _: Tensor) -> None:
-            self._ready[index] = self.clock.now()
+            self._ready[index] = self.clock.record_moment()
 
         trained = [p for p in self.trainer.mode.module.parameters() if p.requires_grad]
         with contextlib.ExitStack() as hooks:
@@ -79,14 +79,14 @@ class Anatomy:
             yield
 
     @contextlib.contextmanager
-    def _marked(self, phase: str) -> Iterator[None]:
+    def _mark_phase(self, phase: str) -> Iterator[None]:
         if phase == "data":
-            self._mark("optimizer")  # what came since the last mark is zero_grad
+            self._add_mark("optimizer")  # what came since the last mark is zero_grad
         yield
-        self._mark(phase)
+        self._add_mark(phase)
 
-    def _mark(self, phase: str) -> None:
-        self._phases.append((phase, self.clock.now()))
+    def _add_mark(self, phase: str) -> None:
+        self._phases.append((phase, self.clock.record_moment()))
 
 
 def run_anatomy(
@@ -107,11 +107,14 @@ def run_anatomy(
     steps: list[float] = []
     samples: dict[str, list[float]] = {}
     ready: dict[int, list[float]] = {}
-    trainer.lead_in(trainer.step)
-    dp_stages, ddp_stages = _dp_stages(trainer, samples), _ddp_stages(trainer, samples, anatomy.clock)
-    with no_gc(), anatomy.ready_hooks(), dp_stages, ddp_stages as note_ddp:
+    trainer.take_lead_in(trainer.step)
+    dp_stages, ddp_stages = (
+        _time_dp_stages(trainer, samples),
+        _log_ddp_stages(trainer, samples, anatomy.clock),
+    )
+    with pause_gc(), anatomy.note_gradients(), dp_stages, ddp_stages as note_ddp:
         for _ in range(num_steps):
-            phases, moments, total = anatomy.measured(trainer.step)
+            phases, moments, total = anatomy.measure_step(trainer.step)
             note_ddp()
             steps.append(total)
             for phase, value in phases.items():
@@ -121,7 +124,7 @@ def run_anatomy(
             if moments:  # FSDP2 sets gradients past the hooks
                 samples.setdefault("last_ready_ms", []).append(max(moments.values()))
         for _ in range(local_steps):
-            _, moments, _ = anatomy.measured(trainer.local_step)
+            _, moments, _ = anatomy.measure_step(trainer.step_locally)
             samples.setdefault("local_last_ready_ms", []).append(max(moments.values()))
     detail: dict[str, Any] = {name: round(median(values), 4) for name, values in samples.items()}
     if "dp_apply_ms" in detail and "dp_reduce_ms" in detail:
@@ -129,12 +132,12 @@ def run_anatomy(
         detail["dp_device0_pct"] = round(100 * (1 - parallel_ms / median(steps)), 3)
     if buckets:
         medians_ms = {index: round(median(values), 4) for index, values in ready.items()}
-        detail["ready_ms"] = bucket_ready_ms(medians_ms, buckets)
+        detail["ready_ms"] = compute_bucket_ready_ms(medians_ms, buckets)
     return BlockTimes(sum(steps), tuple(steps), detail)
 
 
 @contextlib.contextmanager
-def _ddp_stages(
+def _log_ddp_stages(
     trainer: Trainer, samples: dict[str, list[float]], clock: Clock
 ) -> Iterator[Callable[[], None]]:
     """Have DDP tell of each step; what it yields is called after one."""
@@ -146,28 +149,28 @@ def _ddp_stages(
 
     def note() -> None:
         windows.append(read_overlap(ddp))
-        samples.setdefault("sync_buffers_ms", []).append(_taken_ms(clock, sent))
+        samples.setdefault("sync_buffers_ms", []).append(_sum_ms(clock, sent))
 
-    with hooked([(ddp, "_sync_buffers", partial(_noted, clock, sent))]):
-        mode.sample_every(1)
+    with hook_methods([(ddp, "_sync_buffers", partial(_note_marks, clock, sent))]):
+        mode.set_sample_rate(1)
         try:
             yield note
         finally:
-            mode.sample_every(NEVER)
+            mode.set_sample_rate(MAX_SAMPLE_RATE)
     # The first window is of an iteration before this pass.
     if known := [window for window in windows[1:] if window is not None]:
         samples["overlap_window_pct"] = known
 
 
 @contextlib.contextmanager
-def _dp_stages(trainer: Trainer, samples: dict[str, list[float]]) -> Iterator[None]:
+def _time_dp_stages(trainer: Trainer, samples: dict[str, list[float]]) -> Iterator[None]:
     parallel = trainer.mode.wrapped
     if not isinstance(parallel, torch.nn.DataParallel):
         yield
         return
     gpus = [] if isinstance(parallel, DataParallelStandIn) else parallel.device_ids
-    with hooked(
-        (parallel, method, partial(_timed, samples.setdefault(column, []), gpus))
+    with hook_methods(
+        (parallel, method, partial(_time_gpus, samples.setdefault(column, []), gpus))
         for method, column in DP_STAGES.items()
         if hasattr(parallel, method)
     ):
@@ -177,7 +180,7 @@ def _dp_stages(trainer: Trainer, samples: dict[str, list[float]]) -> Iterator[No
 
 
 @contextlib.contextmanager
-def _timed(into: list[float], gpus: Sequence[int]) -> Iterator[None]:
+def _time_gpus(into: list[float], gpus: Sequence[int]) -> Iterator[None]:
     """Note how long what is within it takes on these GPUs: others would get contexts outside the case."""
     for index in gpus:
         torch.cuda.synchronize(index)
@@ -188,7 +191,7 @@ def _timed(into: list[float], gpus: Sequence[int]) -> Iterator[None]:
     into.append((time.perf_counter_ns() - start) / 1e6)
 
 
-def bucket_ready_ms(ready_ms: dict[int, float], parameters: Sequence[Sequence[int]]) -> list[float]:
+def compute_bucket_ready_ms(ready_ms: dict[int, float], parameters: Sequence[Sequence[int]]) -> list[float]:
     """Return when the last gradient of each bucket is ready, from the ready time of each parameter.
 
     DDP takes a parameter that gets none as ready when the first gradient is.
@@ -211,15 +214,17 @@ def run_pipeline_anatomy(
     computed: list[tuple[Any, Any]] = []
     # Without what they wait for, these methods of PyTorch's stage compute on one micro-batch.
     parts = [(mode.stage, "forward_one_chunk", computed), (mode.stage, "backward_one_chunk", computed)]
-    hooks = [(o, name, partial(_noted, clock, its)) for o, name, its in [(mode, "train", windows), *parts]]
-    trainer.lead_in(trainer.step)
-    with no_gc(), hooked(hooks):
+    hooks = [
+        (o, name, partial(_note_marks, clock, its)) for o, name, its in [(mode, "train", windows), *parts]
+    ]
+    trainer.take_lead_in(trainer.step)
+    with pause_gc(), hook_methods(hooks):
         for _ in range(num_steps):
             start = time.perf_counter_ns()
             trainer.step()
             clock.wait()
             steps.append((time.perf_counter_ns() - start) / 1e6)
-            own = torch.tensor([_taken_ms(clock, its) for its in (windows, computed)], device=device)
+            own = torch.tensor([_sum_ms(clock, its) for its in (windows, computed)], device=device)
             found = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
             dist.all_gather(found, own, group)
             windows_ms, busy_ms = zip(*(stage.tolist() for stage in found), strict=True)
@@ -228,14 +233,14 @@ def run_pipeline_anatomy(
     return BlockTimes(sum(steps), tuple(steps), {"bubble_pct": round(median(bubbles), 3)})
 
 
-def _taken_ms(clock: Clock, marks: list[tuple[Any, Any]]) -> float:
-    total = sum(clock.ms(start, end) for start, end in marks)
+def _sum_ms(clock: Clock, marks: list[tuple[Any, Any]]) -> float:
+    total = sum(clock.measure_ms(start, end) for start, end in marks)
     marks.clear()
     return total
 
 
 @contextlib.contextmanager
-def _noted(clock: Clock, marks: list[tuple[Any, Any]]) -> Iterator[None]:
-    start = clock.now()
+def _note_marks(clock: Clock, marks: list[tuple[Any, Any]]) -> Iterator[None]:
+    start = clock.record_moment()
     yield
-    marks.append((start, clock.now()))
+    marks.append((start, clock.record_moment()))

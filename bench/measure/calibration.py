@@ -2,7 +2,7 @@
 
 Bursts of local steps run by themselves and beside background all-reduces of the case's bucket sizes, in
 turns: where others use the machine too its speed changes by a quarter every few seconds, and only neighbours
-compare. `bench.predict.from_pass.slowdowns` makes slow-downs of them.
+compare. `bench.predict.from_pass.compute_slowdowns` makes slow-downs of them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ..plan.buckets import BucketLayout
 from ..results.block_times import BlockTimes
 from .anatomy import Anatomy
 from .clock import Clock, make_clock
-from .standalone import MOST_QUEUED, BucketReplay, rehearse
-from .timed import PHASES, Trainer, no_gc, run_block
+from .standalone import MAX_QUEUED, BucketReplay, rehearse
+from .timed import PHASES, Trainer, pause_gc, run_block
 
 LOOKS, COPIES = 2, 3
 """Local steps that are looked into, and times that all gradients are copied; the median counts."""
@@ -32,10 +32,10 @@ LOCAL_STEPS = 6
 """Steps of a block on one device, or beside communication, in all bursts together. Slow-down has to be
 known well: on a network of another rate what it exceeds 1 by is multiplied."""
 
-COMM_TIMES = 1.25
+MIN_COMM_RATIO = 1.25
 """Background communication by itself takes this many times as long as the compute by itself, at least."""
 
-REPLAYS_ALONE, MOST_REPLAYS = 2, 200
+REPLAYS_ALONE, MAX_REPLAYS = 2, 200
 """Replays from which the time of one alone is known, and the most of a burst, which launches them at once."""
 
 
@@ -57,46 +57,48 @@ def run_calibration(
     `comm_core_ms`, one figure for all, and one each `compute_alone_ms`, `compute_end_ms` and `comm_end_ms`,
     the ends of compute and all-reduces that began together.
     """
-    detail = _local_step(trainer, layout, device)
-    detail["copy_ms"] = round(_copy_ms(trainer.mode.module, clock), 4)
+    detail = _measure_local_step(trainer, layout, device)
+    detail["copy_ms"] = round(_measure_copy_ms(trainer.mode.module, clock), 4)
     if num_ranks == 1:  # nothing to communicate with
-        steps_ms = run_block(trainer.local_step, LOCAL_STEPS, clock).steps_ms
+        steps_ms = run_block(trainer.step_locally, LOCAL_STEPS, clock).steps_ms
     else:
         replay = BucketReplay(layout.num_bytes, "none", group, device, dtypes=layout.dtypes)
-        found, steps_ms = _bursts(trainer, replay, clock)
+        found, steps_ms = _measure_bursts(trainer, replay, clock)
         detail |= found
     return BlockTimes(sum(steps_ms), steps_ms, {"calibration": detail})
 
 
-def _bursts(trainer: Trainer, replay: BucketReplay, clock: Clock) -> tuple[dict[str, Any], tuple[float, ...]]:
+def _measure_bursts(
+    trainer: Trainer, replay: BucketReplay, clock: Clock
+) -> tuple[dict[str, Any], tuple[float, ...]]:
     """Compute and all-reduces by themselves and together: their part of the detail, and the block's steps."""
     device = replay.device
-    step_queue_ms, once_queue_ms = (rehearse(work, device) for work in (trainer.local_step, replay.step))
-    step = run_block(trainer.local_step, 1, clock)
-    most_replays = MOST_REPLAYS
+    step_queue_ms, once_queue_ms = (rehearse(work, device) for work in (trainer.step_locally, replay.step))
+    step = run_block(trainer.step_locally, 1, clock)
+    most_replays = MAX_REPLAYS
     if device.type == "cuda":
-        most_replays = max(min(MOST_REPLAYS, MOST_QUEUED // replay.num_buckets), 1)
+        most_replays = max(min(MAX_REPLAYS, MAX_QUEUED // replay.num_buckets), 1)
     by_itself = min(REPLAYS_ALONE, most_replays)
-    with no_gc():
+    with pause_gc():
         replay.align(by_itself * once_queue_ms)
         core_s = time.process_time()
         once_ms = run_block(replay.step, by_itself, clock).block_ms / by_itself
         core_ms = 1000 * (time.process_time() - core_s) / by_itself
-    longest_step_ms, longest_once_ms = longest((step.block_ms, once_ms), replay.group, device)
+    longest_step_ms, longest_once_ms = find_longest((step.block_ms, once_ms), replay.group, device)
     # A burst is as short as either allows.
-    steps = min(max(math.floor(longest_once_ms / (COMM_TIMES * longest_step_ms)), 1), LOCAL_STEPS)
-    replays = min(math.ceil(COMM_TIMES * steps * longest_step_ms / longest_once_ms), most_replays)
+    steps = min(max(math.floor(longest_once_ms / (MIN_COMM_RATIO * longest_step_ms)), 1), LOCAL_STEPS)
+    replays = min(math.ceil(MIN_COMM_RATIO * steps * longest_step_ms / longest_once_ms), most_replays)
     queue_ms = steps * step_queue_ms + replays * once_queue_ms
     alone: list[BlockTimes] = []
     ends_ms: list[tuple[float, float]] = []
     for burst in range(math.ceil(LOCAL_STEPS / steps)):
         for beside in (True, False) if burst % 2 else (False, True):
-            with no_gc():
+            with pause_gc():
                 replay.align(queue_ms)
                 if beside:
-                    ends_ms.append(_together(trainer, replay, steps, replays))
+                    ends_ms.append(_run_together(trainer, replay, steps, replays))
                 else:
-                    alone.append(run_block(trainer.local_step, steps, clock))
+                    alone.append(run_block(trainer.step_locally, steps, clock))
     # Behind a delay a step shows none of its launches, which one in training may wait for.
     as_trained = [step] if device.type == "cuda" else alone
     return {
@@ -108,19 +110,19 @@ def _bursts(trainer: Trainer, replay: BucketReplay, clock: Clock) -> tuple[dict[
     }, tuple(ms for block in as_trained for ms in block.steps_ms)
 
 
-def _together(trainer: Trainer, replay: BucketReplay, steps: int, replays: int) -> tuple[float, float]:
+def _run_together(trainer: Trainer, replay: BucketReplay, steps: int, replays: int) -> tuple[float, float]:
     """Return when compute and when communication ended, in ms since both began.
 
     NCCL's stream waits for the current one at each launch, so on a GPU both begin at the first marks. All of
     the communication is queued first: should compute's launches fill the queue, the host is far ahead.
     """
     compute, comm = make_clock(replay.device), make_clock(replay.device)
-    with no_gc():
+    with pause_gc():
         compute.mark()
         comm.mark()
         works = [work for _ in range(replays) for work in replay.launch()]
         for _ in range(steps):
-            trainer.local_step()
+            trainer.step_locally()
         compute.mark()
         # On compute's stream the end would be that of both.
         own = torch.cuda.stream(torch.cuda.Stream(replay.device)) if replay.device.type == "cuda" else None
@@ -131,7 +133,7 @@ def _together(trainer: Trainer, replay: BucketReplay, steps: int, replays: int) 
         return sum(compute.read_ms()), sum(comm.read_ms())
 
 
-def trainable(workload: Workload) -> list[tuple[str, int, str]]:
+def list_trainable(workload: Workload) -> list[tuple[str, int, str]]:
     """Name, bytes and kind of the workload's trainable parameters as registered.
 
     The kind is the dtype where there are several: DDP never mixes them in a bucket.
@@ -141,11 +143,11 @@ def trainable(workload: Workload) -> list[tuple[str, int, str]]:
     return [(n, p.numel() * p.element_size(), str(p.dtype) if mixed else "") for n, p in found]
 
 
-def _local_step(trainer: Trainer, layout: BucketLayout, device: torch.device) -> dict[str, Any]:
+def _measure_local_step(trainer: Trainer, layout: BucketLayout, device: torch.device) -> dict[str, Any]:
     anatomy = Anatomy(trainer, device)
-    trainer.lead_in(trainer.local_step)
-    with no_gc(), anatomy.ready_hooks():
-        looks = [anatomy.measured(trainer.local_step)[:2] for _ in range(LOOKS)]
+    trainer.take_lead_in(trainer.step_locally)
+    with pause_gc(), anatomy.note_gradients():
+        looks = [anatomy.measure_step(trainer.step_locally)[:2] for _ in range(LOOKS)]
     count = sum(p.requires_grad for p in trainer.mode.module.parameters())
     # Buckets stand in reversed order where their parameters are not known.
     order = [i for bucket in layout.parameters for i in bucket] or list(reversed(range(count)))
@@ -160,7 +162,7 @@ def _local_step(trainer: Trainer, layout: BucketLayout, device: torch.device) ->
     }
 
 
-def _copy_ms(module: torch.nn.Module, clock: Clock) -> float:
+def _measure_copy_ms(module: torch.nn.Module, clock: Clock) -> float:
     """To copy all gradients once: the mean of averaging them into a buffer and copying them back.
 
     As the reducer does without `gradient_as_bucket_view`; the median of a few times.
@@ -168,17 +170,17 @@ def _copy_ms(module: torch.nn.Module, clock: Clock) -> float:
     grads = [p.grad for p in module.parameters() if p.grad is not None]
     buffer = [torch.zeros_like(grad) for grad in grads]
 
-    def there_and_back() -> None:
+    def copy_gradients() -> None:
         for grad, place in zip(grads, buffer, strict=True):
             torch.mul(grad, 0.5, out=place)
         for grad, place in zip(grads, buffer, strict=True):
             grad.copy_(place)
 
-    with torch.no_grad(), no_gc():
-        return median(run_block(there_and_back, COPIES, clock).steps_ms) / 2
+    with torch.no_grad(), pause_gc():
+        return median(run_block(copy_gradients, COPIES, clock).steps_ms) / 2
 
 
-def longest(
+def find_longest(
     times_ms: Sequence[float], group: dist.ProcessGroup | None, device: torch.device
 ) -> tuple[float, ...]:
     """Each figure of the rank where it is largest: all ranks have to do the same."""

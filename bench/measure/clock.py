@@ -16,10 +16,10 @@ class Clock:
     def __init__(self) -> None:
         self._marks: list[Any] = []
 
-    now: Callable[[], Any] = staticmethod(time.perf_counter_ns)
+    record_moment: Callable[[], Any] = staticmethod(time.perf_counter_ns)
     """This moment, without waiting for the device."""
 
-    def ms(self, start: Any, end: Any) -> float:
+    def measure_ms(self, start: Any, end: Any) -> float:
         """Milliseconds from `start` to `end`, once the device has been waited for."""
         return float(end - start) / 1e6
 
@@ -32,13 +32,13 @@ class Clock:
         self.mark()
 
     def mark(self) -> None:
-        self._marks.append(self.now())
+        self._marks.append(self.record_moment())
 
     def read_ms(self) -> list[float]:
         """Milliseconds between the moments of the row, waiting for the device first; forgets them."""
         marks, self._marks = self._marks, []
         self.wait()
-        return [self.ms(a, b) for a, b in itertools.pairwise(marks)]
+        return [self.measure_ms(a, b) for a, b in itertools.pairwise(marks)]
 
 
 class CudaClock(Clock):
@@ -48,12 +48,12 @@ class CudaClock(Clock):
         super().__init__()
         self._device = device
 
-    def now(self) -> torch.cuda.Event:
+    def record_moment(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._device))
         return event
 
-    def ms(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+    def measure_ms(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
         return float(start.elapsed_time(end))
 
     def wait(self) -> None:

@@ -18,7 +18,7 @@ _waits_for: list[str] = []
 
 
 @contextlib.contextmanager
-def waiting_for(what: str) -> Iterator[None]:
+def note_waiting(what: str) -> Iterator[None]:
     """Within, this rank has done its part and waits: who is late is somebody else."""
     _waits_for.append(what)
     try:
@@ -27,13 +27,13 @@ def waiting_for(what: str) -> Iterator[None]:
         _waits_for.pop()
 
 
-def waits_for() -> str:
+def get_waiting() -> str:
     """Tell what this rank waits for; empty while it works."""
     return _waits_for[-1] if _waits_for else ""
 
 
 @contextlib.contextmanager
-def as_default(group: dist.ProcessGroup | None) -> Iterator[None]:
+def set_default_group(group: dist.ProcessGroup | None) -> Iterator[None]:
     """Within it, collectives that name no group use `group`, as in a program that its ranks alone run.
 
     None leaves the default group as it is.
@@ -49,7 +49,7 @@ def as_default(group: dist.ProcessGroup | None) -> Iterator[None]:
         distributed_c10d._update_default_pg(before)
 
 
-def new_group(ranks: range, backend: str) -> dist.ProcessGroup | None:
+def make_group(ranks: range, backend: str) -> dist.ProcessGroup | None:
     """The group of these ranks, on them."""
     try:
         made = dist.new_group(list(ranks), backend=backend, timeout=COLLECTIVE_TIMEOUT)
@@ -61,7 +61,7 @@ def new_group(ranks: range, backend: str) -> dist.ProcessGroup | None:
 
 def check_link(ranks: range, backend: str, device: torch.device) -> None:
     """See that these ranks can communicate, in a group that is not kept: a communicator takes GPU memory."""
-    group = new_group(ranks, backend)
+    group = make_group(ranks, backend)
     if group is not None:
         one = torch.ones((), device=device)
         dist.all_reduce(one, group=group)
@@ -69,7 +69,7 @@ def check_link(ranks: range, backend: str, device: torch.device) -> None:
         dist.destroy_process_group(group)
 
 
-def finish(group: dist.ProcessGroup | None, device: torch.device) -> None:
+def wait_for_work(group: dist.ProcessGroup | None, device: torch.device) -> None:
     """Wait for what has been launched on a group and on the device."""
     if group is not None:
         # Gloo's barrier waits for all work launched before it; NCCL's kernels the device waits for.
@@ -79,7 +79,7 @@ def finish(group: dist.ProcessGroup | None, device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def num_launched(group: dist.ProcessGroup | None) -> int | None:
+def count_launched(group: dist.ProcessGroup | None) -> int | None:
     """Count the collectives that this rank has launched on `group`; None where nothing tells."""
     if group is None:
         return None

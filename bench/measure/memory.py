@@ -31,7 +31,7 @@ class MemoryWatch:
         there = sum(one.nbytes for one in beside if one.is_cuda)
         self._before = [(found[0][0] - there, found[0][1] - there), *found[1:]] if found else []
 
-    def taken(self) -> tuple[DeviceMemory, ...]:
+    def measure_rise(self) -> tuple[DeviceMemory, ...]:
         """Return the largest rise of each GPU's memory; none on CPU cores, where torch does not count."""
         found = []
         for gpu, (allocated, reserved) in zip(self._gpus, self._before, strict=True):
@@ -42,7 +42,7 @@ class MemoryWatch:
         return tuple(found)
 
 
-def num_device_allocs(gpus: Sequence[int]) -> int:
+def count_device_allocs(gpus: Sequence[int]) -> int:
     """Count how often torch's allocator has asked the driver for memory of these GPUs.
 
     Each time it waited for them. Its counters are read on the host: reading waits for nothing.

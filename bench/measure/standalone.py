@@ -16,21 +16,21 @@ import torch.distributed as dist
 
 from ..results.block_times import BlockTimes
 from .clock import Clock, CudaClock
-from .timed import AUTOCAST_DTYPES, no_gc
+from .timed import AUTOCAST_DTYPES, pause_gc
 
-MARGIN = 2.0
+DELAY_FACTOR = 2.0
 """The delay lasts so many times as long as queueing took in the rehearsal: the speed of a host varies."""
 
-LEAST_MS = 1.0
+MIN_DELAY_MS = 1.0
 """The delay lasts so much longer: the alignment of the ranks is queued within it as well."""
 
-MOST_MS = 1000.0
+MAX_DELAY_MS = 1000.0
 """The delay lasts no longer. What queues for so long waits for the device, as fp16's loss scaling does."""
 
 PROBE_CYCLES = 1_000_000
 """Length of the delay that tells the clock rate: half a millisecond at 2 GHz."""
 
-MOST_QUEUED = 160
+MAX_QUEUED = 160
 """All-reduces that are queued behind a delay. The host waits for the device where a stream has about 1,024
 operations to do, and an all-reduce is six on NCCL's stream: waits for other streams, a kernel, events."""
 
@@ -55,7 +55,7 @@ def delay_gpu(queue_ms: float, device: torch.device) -> None:
     """Delay what is queued next until the host, which needs `queue_ms` for it, has queued it all."""
     if device.type != "cuda":
         return
-    length_ms = min(LEAST_MS + MARGIN * queue_ms, MOST_MS)
+    length_ms = min(MIN_DELAY_MS + DELAY_FACTOR * queue_ms, MAX_DELAY_MS)
     clock = CudaClock(device)
     with torch.cuda.device(device):
         # No public function of PyTorch queues a kernel that only keeps a stream busy. It counts by the clock
@@ -73,12 +73,12 @@ SMALL_BYTES = 4096
 ALIGNED_BYTES = 512
 """Buckets begin at multiples of it, as what torch allocates on a GPU."""
 
-IN_A_ROW = 8
-ROW_BYTES = 2**23
+MAX_ROW = 8
+MAX_ROW_BYTES = 2**23
 """At most so many messages, of so many bytes together, are launched in a row."""
 
-CUDA_IN_A_ROW = 20
-CUDA_ROW_BYTES = 2**26
+MAX_CUDA_ROW = 20
+MAX_CUDA_ROW_BYTES = 2**26
 """The same on a GPU: as many as nccl-tests launches, in memory as small as a slow network allows."""
 
 
@@ -104,7 +104,7 @@ class BucketReplay:
         counts = [size // dtype.itemsize for size, dtype in zip(bucket_bytes, own, strict=True)]
         sizes = [count * dtype.itemsize for count, dtype in zip(counts, sent, strict=True)]
         begins = [0, *itertools.accumulate(size + -size % ALIGNED_BYTES for size in sizes)]
-        storage = _storage(begins[-1], device)
+        storage = _make_storage(begins[-1], device)
         self._buckets = [
             storage[begin : begin + size].view(dtype)
             for begin, size, dtype in zip(begins, sizes, sent, strict=False)
@@ -134,14 +134,14 @@ class BucketReplay:
         for work in self.launch():
             work.wait()
 
-    def measured(self, clock: Clock, first: Callable[[], None] | None = None) -> BlockTimes:
+    def time_block(self, clock: Clock, first: Callable[[], None] | None = None) -> BlockTimes:
         """Time the communication of one step; every rank of the group calls this together.
 
         `first` is what the step sends before its buckets, DDP's buffers; the detail has its `buffers_ms`.
         """
         parts = [self.step] if first is None else [first, self.step]
         queue_ms = sum(rehearse(part, self.device) for part in parts)
-        with no_gc():
+        with pause_gc():
             self.align(queue_ms)
             clock.begin()
             for part in parts:
@@ -153,12 +153,12 @@ class BucketReplay:
 
 
 @functools.lru_cache(maxsize=1)
-def _storage(num_bytes: int, device: torch.device) -> torch.Tensor:
+def _make_storage(num_bytes: int, device: torch.device) -> torch.Tensor:
     """Memory of the buckets, kept and written to: DDP's is not new either, and page faults take time."""
     return torch.empty(num_bytes, dtype=torch.uint8, device=device).zero_()
 
 
-def allreduce_ms(
+def measure_allreduce_ms(
     num_bytes: int, group: dist.ProcessGroup | None, device: torch.device, clock: Clock
 ) -> float:
     """Milliseconds of an all-reduce of `num_bytes` of float32, after a small untimed one.
@@ -166,6 +166,8 @@ def allreduce_ms(
     Small ones are launched in a row, as DDP's buckets are and in nccl-tests, and their mean is taken: gloo
     takes 0.3 ms for 4 KiB that are waited for at once, 2 ms each for many.
     """
-    most, row_bytes = (CUDA_IN_A_ROW, CUDA_ROW_BYTES) if device.type == "cuda" else (IN_A_ROW, ROW_BYTES)
+    most, row_bytes = (
+        (MAX_CUDA_ROW, MAX_CUDA_ROW_BYTES) if device.type == "cuda" else (MAX_ROW, MAX_ROW_BYTES)
+    )
     count = max(min(most, row_bytes // num_bytes), 1)
-    return BucketReplay([num_bytes] * count, "none", group, device).measured(clock).block_ms / count
+    return BucketReplay([num_bytes] * count, "none", group, device).time_block(clock).block_ms / count

@@ -24,27 +24,35 @@ from typing import Any
 
 import pynvml
 
-from ..common.process import end_all, ended_with_us, own_command
-from ..machine.gpus import THROTTLING, ClockReason, ask_nvml, clock_reasons, is_mig, named, nvml_devices
+from ..common.process import end_all, make_package_command, tie_to_parent
+from ..machine.gpus import (
+    THROTTLING,
+    ClockReason,
+    ask_nvml,
+    find_by_uuid,
+    is_mig,
+    open_nvml,
+    read_clock_reasons,
+)
 from ..results.block_times import GPUS, TELEMETRY_FAILED
 
-ANSWER_S = 5.0
+ANSWER_TIMEOUT_S = 5.0
 """Seconds that a rank waits for an answer, which takes milliseconds; a first one may wait for the driver."""
 
-END_S = 1.0
+END_TIMEOUT_S = 1.0
 """Seconds that a sampler has to end; it ends at once, unless the driver holds it."""
 
 INTERVAL_S = 0.05
 """Between two samples: twenty in a block of a second, and little work for the driver."""
 
-KEPT_S = 600.0
+MAX_SAMPLES_S = 600.0
 """Samples are kept so long, a few MiB per GPU: of a longer block its last ten minutes are told."""
 
-NAME = slice(4, 12)
+UUID_DIGITS = slice(4, 12)
 """Characters of a UUID, behind `GPU-`, that name a GPU in a table: the chance that two of eight agree is 1 in
 10^8. NVML's number cannot: where a cgroup hides the others, as Slurm's does, every rank's own GPU is 0."""
 
-LEAST_COUNTED_S = 0.2
+MIN_COUNTED_S = 0.2
 """Least time from which the energy counter tells the power: it moves in steps of up to 0.1 s."""
 
 
@@ -61,25 +69,25 @@ class Sample:
     reasons: frozenset[ClockReason] | None = None
 
 
-def summary(samples: Sequence[Sample]) -> dict[str, Any]:
+def summarize_samples(samples: Sequence[Sample]) -> dict[str, Any]:
     """Summarize what a GPU did while it was sampled; without what it does not report."""
     clocks = [s.sm_clock_mhz for s in samples if s.sm_clock_mhz is not None]
     found = {
         "sm_clock_mhz": fmean(clocks) if clocks else None,
-        "power_w": power_w(samples),
+        "power_w": compute_power_w(samples),
         "temperature_c": max((s.temperature_c for s in samples if s.temperature_c is not None), default=None),
     }
     told = {name: round(value, 2) for name, value in found.items() if value is not None}
-    return told | throttling([s.reasons for s in samples if s.reasons is not None])
+    return told | compute_throttling([s.reasons for s in samples if s.reasons is not None])
 
 
-def power_w(samples: Sequence[Sample]) -> float | None:
+def compute_power_w(samples: Sequence[Sample]) -> float | None:
     """The mean power: how fast the energy counter rises; None where there is none, or the span is too short.
 
     Since Ampere (but GA100) a reading is an average over the last second, which may lie before the block.
     """
     counted = [(s.moment_s, s.energy_j) for s in samples if s.energy_j is not None]
-    if not counted or counted[-1][0] - counted[0][0] < LEAST_COUNTED_S:
+    if not counted or counted[-1][0] - counted[0][0] < MIN_COUNTED_S:
         return None
     moments_s, energies_j = zip(*counted, strict=True)
     # All samples, not the first and last alone: each is late by up to a step of the counter.
@@ -87,7 +95,7 @@ def power_w(samples: Sequence[Sample]) -> float | None:
     return slope if slope > 0 else None  # a counter that stands still counts nothing
 
 
-def throttling(reasons: Sequence[frozenset[ClockReason]]) -> dict[str, Any]:
+def compute_throttling(reasons: Sequence[frozenset[ClockReason]]) -> dict[str, Any]:
     """The share of samples with clocks held down by heat or power, in percent: of any reason, and of each."""
     if not reasons:
         return {}
@@ -110,16 +118,16 @@ def read(handle: Any) -> Sample:
         temperature_c=ask_nvml(
             "nvmlDeviceGetTemperatureV|nvmlDeviceGetTemperature", handle, pynvml.NVML_TEMPERATURE_GPU
         ),
-        reasons=clock_reasons(handle),
+        reasons=read_clock_reasons(handle),
     )
 
 
-def chosen(handles: Sequence[Any], uuids: Sequence[str]) -> dict[str, Any]:
+def choose_gpus(handles: Sequence[Any], uuids: Sequence[str]) -> dict[str, Any]:
     """The GPUs with these UUIDs. Raises LookupError for one that is no whole GPU.
 
     Of a part of a GPU (MIG), NVML reads neither clocks nor power; those of the whole would be others' too.
     """
-    found = dict(zip(uuids, named(uuids, handles), strict=True))
+    found = dict(zip(uuids, find_by_uuid(uuids, handles), strict=True))
     if odd := [uuid for uuid, handle in found.items() if handle is None or is_mig(handle)]:
         raise LookupError(f"NVML has no whole GPU {odd[0]} (MIG, or a container hides it)")
     return found
@@ -127,17 +135,22 @@ def chosen(handles: Sequence[Any], uuids: Sequence[str]) -> dict[str, Any]:
 
 def serve(peer: Connection, gpus: Mapping[str, Any]) -> None:
     """Sample and answer until the other end has gone."""
-    samples = {uuid: deque[Sample](maxlen=int(KEPT_S / INTERVAL_S)) for uuid in gpus}
+    samples = {uuid: deque[Sample](maxlen=int(MAX_SAMPLES_S / INTERVAL_S)) for uuid in gpus}
     while True:
         next_s = time.monotonic() + INTERVAL_S
         for uuid, handle in gpus.items():
             samples[uuid].append(read(handle))
         while peer.poll(max(next_s - time.monotonic(), 0.0)):
             start_s, end_s, uuids = peer.recv()
-            peer.send({uuid[NAME]: summary(within(samples[uuid], start_s, end_s)) for uuid in uuids})
+            peer.send(
+                {
+                    uuid[UUID_DIGITS]: summarize_samples(select_span(samples[uuid], start_s, end_s))
+                    for uuid in uuids
+                }
+            )
 
 
-def within(samples: Iterable[Sample], start_s: float, end_s: float) -> list[Sample]:
+def select_span(samples: Iterable[Sample], start_s: float, end_s: float) -> list[Sample]:
     """The samples of a span of time."""
     return [sample for sample in samples if start_s <= sample.moment_s <= end_s]
 
@@ -147,8 +160,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the rank
     with Connection(os.dup(sys.stdin.fileno())) as peer, contextlib.suppress(OSError):
         try:
-            with nvml_devices() as handles:
-                serve(peer, chosen(handles, sys.argv[1:]))
+            with open_nvml() as handles:
+                serve(peer, choose_gpus(handles, sys.argv[1:]))
         except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on and says it in one line
             peer.send(str(error) or type(error).__name__)
 
@@ -162,14 +175,14 @@ class Telemetry:
         ours, theirs = socket.socketpair()
         self._peer = Connection(ours.detach())
         self._process: list[subprocess.Popen[str]] = []
-        command = ended_with_us(own_command("-m", __name__, *uuids.values()))
+        command = tie_to_parent(make_package_command("-m", __name__, *uuids.values()))
         nowhere = subprocess.DEVNULL
         with theirs, contextlib.suppress(OSError):
             self._process.append(
                 subprocess.Popen(command, stdin=theirs.fileno(), stdout=nowhere, stderr=nowhere, text=True)
             )
 
-    def between(self, start_s: float, end_s: float, gpus: Sequence[int]) -> dict[str, Any]:
+    def summarize_between(self, start_s: float, end_s: float, gpus: Sequence[int]) -> dict[str, Any]:
         """Summarize what these GPUs did between two moments of the monotonic clock, as details of a block.
 
         Empty once sampling has failed, which is told once.
@@ -180,7 +193,7 @@ class Telemetry:
         with contextlib.suppress(OSError):  # it has ended; why, it may have sent before
             self._peer.send((start_s, end_s, [self._uuids[i] for i in gpus]))
         with contextlib.suppress(OSError, EOFError):
-            if self._peer.poll(ANSWER_S):
+            if self._peer.poll(ANSWER_TIMEOUT_S):
                 answer = self._peer.recv()
         if isinstance(answer, str):
             self.close()
@@ -188,7 +201,7 @@ class Telemetry:
 
     def close(self) -> None:
         self._peer.close()
-        end_all(self._process, within_s=END_S)
+        end_all(self._process, within_s=END_TIMEOUT_S)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from ...models.data import BatchSource
-from ...models.step import optimizer_of
-from ...models.workload import Batch, Workload, loss_function
+from ...models.step import make_optimizer_factory
+from ...models.workload import Batch, Workload, make_loss_function
 from ..modes import Mode
 from ..plan.case import Case
 from ..results.block_times import DEVICE_ALLOCS, BlockTimes
 from .clock import Clock
-from .memory import num_device_allocs
+from .memory import count_device_allocs
 
 LEAD_IN_STEPS = {"cpu": 0, "cuda": 2}
 """Untimed steps of a block by kind of device: a GPU that was idle raises its clock, fills its queue and gets
@@ -28,7 +28,7 @@ its memory back from the driver."""
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def autocast_of(case: Case) -> contextlib.AbstractContextManager[object]:
+def make_autocast(case: Case) -> contextlib.AbstractContextManager[object]:
     """Make a context in which forward and loss compute in the case's precision; it can be entered again."""
     dtype = AUTOCAST_DTYPES.get(case.precision)
     return contextlib.nullcontext() if dtype is None else torch.autocast(case.device_type, dtype=dtype)
@@ -51,15 +51,15 @@ class Trainer:
     def __init__(self, case: Case, mode: Mode, workload: Workload, source: BatchSource) -> None:
         self.mode = mode
         self._forward = mode.wrapped
-        self._loss, self._source, self._accumulate = loss_function(workload), source, case.accumulate
+        self._loss, self._source, self._accumulate = make_loss_function(workload), source, case.accumulate
         # A MixedPrecisionPolicy stands in place of autocast.
-        self._precision = autocast_of(case) if case.mp_policy == "none" else contextlib.nullcontext()
+        self._precision = make_autocast(case) if case.mp_policy == "none" else contextlib.nullcontext()
         # Loss scaling is part of fp16 training, so its cost belongs to the step.
         self._scaler = torch.amp.GradScaler(case.device_type) if case.precision == "fp16" else None
         self._last_loss: Tensor | None = None
         self.num_lead_in = max(LEAD_IN_STEPS[case.device_type], math.ceil(source.num_ahead / case.accumulate))
         """Untimed steps of a block, which also use what was loaded before it."""
-        self.optimizer = mode.optimizer(optimizer_of(workload, case))
+        self.optimizer = mode.make_optimizer(make_optimizer_factory(workload, case))
         self._num_steps = 0
 
     @property
@@ -81,12 +81,12 @@ class Trainer:
         self._train(self._fetch())
 
     def _fetch(self) -> Batch:
-        return self._source.next()
+        return self._source.get_batch()
 
     def _train(self, batch: Batch) -> None:
         if self.mode.train is not None:  # PyTorch's schedule, which autocast leaves alone
             with self._precision:
-                self._last_loss = self.mode.train(batch, self._mean_loss)
+                self._last_loss = self.mode.train(batch, self._compute_mean_loss)
             return
         loss = self._evaluate(batch)
         self._last_loss = loss.detach()
@@ -94,9 +94,9 @@ class Trainer:
 
     def _evaluate(self, batch: Batch) -> Tensor:
         with self._precision:
-            return self._mean_loss(self._forward, batch)
+            return self._compute_mean_loss(self._forward, batch)
 
-    def _mean_loss(self, model: Any, batch: Batch) -> Tensor:
+    def _compute_mean_loss(self, model: Any, batch: Batch) -> Tensor:
         loss = self._loss(model, batch)
         return loss / self._accumulate if self._accumulate > 1 else loss
 
@@ -105,15 +105,15 @@ class Trainer:
             loss = self._scaler.scale(loss)
         loss.backward()
 
-    def local_step(self) -> None:
+    def step_locally(self) -> None:
         """The same step without communication: gradients stay local to the rank."""
         self.optimizer.zero_grad(set_to_none=True)
-        with self.mode.without_communication():
+        with self.mode.skip_communication():
             self.compute_gradients()
             self._update()
 
     @contextlib.contextmanager
-    def loading(self) -> Iterator[None]:
+    def load_ahead(self) -> Iterator[None]:
         """Within it, processes that load batches work ahead, as in training; else they rest."""
         self._source.resume()
         try:
@@ -121,7 +121,7 @@ class Trainer:
         finally:
             self._source.pause()
 
-    def lead_in(self, step: Callable[[], None]) -> None:
+    def take_lead_in(self, step: Callable[[], None]) -> None:
         """Take the untimed steps that precede those that are looked into."""
         for _ in range(self.num_lead_in):
             step()
@@ -146,11 +146,11 @@ class Trainer:
         """Free them, as the next step does first: other cases need the memory meanwhile."""
         self.optimizer.zero_grad(set_to_none=True)
 
-    def hooked(
+    def hook_phases(
         self, around: Callable[[str], contextlib.ContextDecorator]
     ) -> contextlib.AbstractContextManager[None]:
         """Within it, each phase of a step runs within what `around` makes of its name."""
-        return hooked((self, method, partial(around, phase)) for phase, method in PHASES.items())
+        return hook_methods((self, method, partial(around, phase)) for phase, method in PHASES.items())
 
     def close(self) -> None:
         self._source.close()
@@ -162,7 +162,7 @@ Hook = tuple[object, str, Callable[[], contextlib.ContextDecorator]]
 
 
 @contextlib.contextmanager
-def hooked(hooks: Iterable[Hook]) -> Iterator[None]:
+def hook_methods(hooks: Iterable[Hook]) -> Iterator[None]:
     """Within it, each call of these methods runs within a context of its own."""
     hooks = list(hooks)
     for owner, method, around in hooks:
@@ -181,21 +181,21 @@ def run_block(
 
     With `gpus` the detail tells how often the timed steps asked their driver for memory.
     """
-    with no_gc():
+    with pause_gc():
         for _ in range(lead_in):
             step()
-        before = num_device_allocs(gpus)
+        before = count_device_allocs(gpus)
         clock.begin()
         for _ in range(num_steps):
             step()
             clock.mark()
         steps_ms = clock.read_ms()
-    detail = {DEVICE_ALLOCS: num_device_allocs(gpus) - before} if gpus else {}
+    detail = {DEVICE_ALLOCS: count_device_allocs(gpus) - before} if gpus else {}
     return BlockTimes(sum(steps_ms), tuple(steps_ms), detail)
 
 
 @contextlib.contextmanager
-def no_gc() -> Iterator[None]:
+def pause_gc() -> Iterator[None]:
     """Hold garbage collection back: one in the middle of a step has nothing to do with the case."""
     enabled = gc.isenabled()
     gc.disable()

@@ -23,11 +23,11 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from ...models.workload import one_line
+from ...models.workload import format_error
 from ..common.errors import UsageError
-from ..common.scratch import scratch_folder
+from ..common.scratch import make_scratch_folder
 from ..results.block_times import TRACE_FAILED, BlockTimes
-from ..results.disk import MOST_TRACE_BYTES, read_json
+from ..results.disk import MAX_TRACE_BYTES, read_json
 from .clock import make_clock
 from .timed import Trainer, run_block
 
@@ -75,25 +75,27 @@ def run_trace(
         warnings.filterwarnings("ignore", message="(Warning: )?Profiler clears events")
         with profile(activities=[ProfilerActivity.CPU, *on_gpu]) as profiler:
             _begin(trainer, device, group)
-            with trainer.hooked(record_function):
+            with trainer.hook_phases(record_function):
                 times = run_block(step, 1, make_clock(device))
     try:
-        with scratch_folder() as folder:
+        with make_scratch_folder() as folder:
             path = folder / "trace.json"
             profiler.export_chrome_trace(str(path))
-            trace = read_json(path, most_bytes=MOST_TRACE_BYTES)
-        events = in_step([event for event in trace["traceEvents"] if event["ph"] == "X"])  # with a duration
+            trace = read_json(path, most_bytes=MAX_TRACE_BYTES)
+        events = select_step_events(
+            [event for event in trace["traceEvents"] if event["ph"] == "X"]
+        )  # with a duration
     except (UsageError, LookupError, TypeError) as error:  # of PyTorch's file, which no case needs
-        reason = one_line(error).removeprefix("UsageError: ")
+        reason = format_error(error).removeprefix("UsageError: ")
         reason = reason.replace(str(path), "the profiler's trace")  # whose folder may name a user
         return BlockTimes(times.block_ms, times.steps_ms, {TRACE_FAILED: reason})
-    if device.type == "cuda" and not _kernels(events):
+    if device.type == "cuda" and not _select_kernels(events):
         events = []  # CUPTI was not to be had: the host's operators are not the GPU's work
     detail: dict[str, Any] = {}
-    overlap = overlap_pct(*communication_and_compute(events))
+    overlap = compute_overlap_pct(*split_spans(events))
     if overlap is not None:
         detail["overlap_trace_pct"] = round(overlap, 3)
-    begun, spans = all_reduces(events, num_buckets)
+    begun, spans = find_all_reduces(events, num_buckets)
     if spans:
         detail["start_ms"] = [round((start - begun) / 1000, 4) for start, _ in spans]
         detail["done_ms"] = [round((end - begun) / 1000, 4) for _, end in spans]
@@ -114,62 +116,62 @@ def _begin(trainer: Trainer, device: torch.device, group: dist.ProcessGroup | No
             trainer.step()
 
 
-def in_step(events: Sequence[Event]) -> list[Event]:
+def select_step_events(events: Sequence[Event]) -> list[Event]:
     """Return the events that the host began in the annotated step or after it; all without an annotation."""
-    begun_us = _begun_us(events)
-    first = min(_starts(events, "step"), default=-math.inf)
+    begun_us = _make_begin_reader(events)
+    first = min(_list_starts(events, "step"), default=-math.inf)
     return [event for event in events if begun_us(event) >= first]
 
 
-def communication_and_compute(events: Sequence[Event]) -> tuple[list[Span], list[Span]]:
+def split_spans(events: Sequence[Event]) -> tuple[list[Span], list[Span]]:
     """Spans of communication and of compute, in the trace's microseconds."""
-    kernels = _kernels(events)
+    kernels = _select_kernels(events)
     gloo = [e for e in events if e.get("cat") == ANNOTATION and str(e["name"]).startswith(GLOO)]
     comm = [e for e in kernels if _is_nccl(e)] or gloo
     # Of the host's operators c10d's wait for communication.
     host = [e for e in events if e.get("cat") == "cpu_op" and not str(e["name"]).startswith("c10d::")]
     compute = [e for e in kernels if not _is_nccl(e)] if kernels else host
-    return [_span(e) for e in comm], [_span(e) for e in compute]
+    return [_get_span(e) for e in comm], [_get_span(e) for e in compute]
 
 
-def all_reduces(events: Sequence[Event], num_buckets: int) -> tuple[float, list[Span]]:
+def find_all_reduces(events: Sequence[Event], num_buckets: int) -> tuple[float, list[Span]]:
     """Start of the step's last backward, and the span of each bucket's all-reduce, microseconds.
 
     On a GPU the backward starts with the first kernel that the host launched in it. There are no spans where
     the step does not show exactly one all-reduce per bucket (DDP adds one of its own under
     `find_unused_parameters`): which is whose cannot be told then.
     """
-    backward = max(_starts(events, "backward"), default=None)
+    backward = max(_list_starts(events, "backward"), default=None)
     its = [e for e in events if e.get("cat") in ("kernel", ANNOTATION)]
-    spans = sorted(_span(e) for e in its if ALL_REDUCE.match(str(e["name"])))
+    spans = sorted(_get_span(e) for e in its if ALL_REDUCE.match(str(e["name"])))
     if backward is None or len(spans) != num_buckets:
         return 0.0, []
-    begun_us = _begun_us(events)
-    kernels = [e for e in _kernels(events) if not _is_nccl(e) and begun_us(e) >= backward]
+    begun_us = _make_begin_reader(events)
+    kernels = [e for e in _select_kernels(events) if not _is_nccl(e) and begun_us(e) >= backward]
     return min((float(e["ts"]) for e in kernels), default=backward), spans
 
 
-def _begun_us(events: Sequence[Event]) -> Callable[[Event], float]:
+def _make_begin_reader(events: Sequence[Event]) -> Callable[[Event], float]:
     """Return a function for when the host began an event: launched it, where `events` hold a launch."""
-    launches = {_correlation(e): float(e["ts"]) for e in events if e.get("cat") in LAUNCHES}
+    launches = {_get_correlation(e): float(e["ts"]) for e in events if e.get("cat") in LAUNCHES}
     launches.pop(None, None)
 
-    def begun_us(event: Event) -> float:
+    def get_begin_us(event: Event) -> float:
         is_kernel = event.get("cat") == "kernel"
-        return launches.get(_correlation(event) if is_kernel else None, float(event["ts"]))
+        return launches.get(_get_correlation(event) if is_kernel else None, float(event["ts"]))
 
-    return begun_us
+    return get_begin_us
 
 
-def _correlation(event: Event) -> int | None:
+def _get_correlation(event: Event) -> int | None:
     return event.get("args", {}).get("correlation") or None  # CUPTI's 0 stands for none
 
 
-def _starts(events: Sequence[Event], name: str) -> list[float]:
+def _list_starts(events: Sequence[Event], name: str) -> list[float]:
     return sorted(float(e["ts"]) for e in events if e["name"] == name and e.get("cat") == ANNOTATION)
 
 
-def _kernels(events: Sequence[Event]) -> list[Event]:
+def _select_kernels(events: Sequence[Event]) -> list[Event]:
     return [e for e in events if e.get("cat") == "kernel"]
 
 
@@ -177,7 +179,7 @@ def _is_nccl(event: Event) -> bool:
     return NCCL_KERNEL.match(str(event["name"])) is not None
 
 
-def _span(event: Event) -> Span:
+def _get_span(event: Event) -> Span:
     start = float(event["ts"])
     return start, start + float(event.get("dur", 0.0))
 
@@ -191,7 +193,7 @@ def measure_covered(spans: Iterable[Span]) -> float:
     return covered
 
 
-def overlap_pct(communication: Sequence[Span], compute: Sequence[Span]) -> float | None:
+def compute_overlap_pct(communication: Sequence[Span], compute: Sequence[Span]) -> float | None:
     """100 x |communication and compute| / |communication|; None where nothing was communicated."""
     total = measure_covered(communication)
     both = total + measure_covered(compute) - measure_covered([*communication, *compute])

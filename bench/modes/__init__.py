@@ -6,12 +6,12 @@ import torch.distributed as dist
 from torch import nn
 
 from ..plan.case import Case
-from .base import Mode, Place, SingleMode, Stages, Unsupported, devices_of
+from .base import Mode, Place, SingleMode, Stages, Unsupported, list_devices
 from .compiled import require_compiler
 from .ddp import DistributedMode
 from .dp import DataParallelMode
 
-__all__ = ["Mode", "Place", "Stages", "Unsupported", "build_mode", "devices_of", "require_compiler"]
+__all__ = ["Mode", "Place", "Stages", "Unsupported", "build_mode", "list_devices", "require_compiler"]
 
 
 def build_mode(

@@ -41,7 +41,7 @@ class Stages:
     by_device: tuple[int, ...]
 
 
-def devices_of(case: Case, place: Place) -> list[torch.device]:
+def list_devices(case: Case, place: Place) -> list[torch.device]:
     """The devices that a rank trains on: its own, and for DP on GPUs one for each replica."""
     if case.spec.has_replicas and place.device.type == "cuda":
         num_gpus = torch.cuda.device_count() or case.num_devices
@@ -49,19 +49,19 @@ def devices_of(case: Case, place: Place) -> list[torch.device]:
     return [place.device]
 
 
-def gpus_of(case: Case, place: Place) -> list[int]:
+def list_gpus(case: Case, place: Place) -> list[int]:
     """CUDA indices of the GPUs that a rank trains on, each once; none on CPU cores."""
-    return sorted({device.index for device in devices_of(case, place) if device.type == "cuda"})
+    return sorted({device.index for device in list_devices(case, place) if device.type == "cuda"})
 
 
-def pin(core: int) -> None:
+def pin_thread(core: int) -> None:
     """Keep this thread on one core, with one intra-op thread: a device that is a CPU core."""
     torch.set_num_threads(1)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {core})
 
 
-def tensors_of_module(module: nn.Module) -> dict[str, Tensor]:
+def collect_tensors(module: nn.Module) -> dict[str, Tensor]:
     """All parameters and buffers by name."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
@@ -91,53 +91,53 @@ class Mode:
         """
         return contextlib.nullcontext()
 
-    def without_communication(self) -> contextlib.AbstractContextManager[None]:
+    def skip_communication(self) -> contextlib.AbstractContextManager[None]:
         """Within it, a whole step does no communication at all; after it, steps are as before."""
         return self.no_sync()
 
-    def optimizer(self, make: Callable[[Iterable[nn.Parameter]], Optimizer]) -> Optimizer:
+    def make_optimizer(self, make: Callable[[Iterable[nn.Parameter]], Optimizer]) -> Optimizer:
         """The optimizer that `make` makes, as the mode steps it."""
         # A list, for an author may go through the parameters twice.
         return make(list(self.module.parameters()))
 
-    def compiles_as_asked(self) -> contextlib.AbstractContextManager[None]:
+    def set_compiler(self) -> contextlib.AbstractContextManager[None]:
         """Within it, whatever a step compiles is compiled as the case asks; for whole blocks of steps."""
         return contextlib.nullcontext()
 
-    def bucket_layout(self) -> BucketLayout | None:
+    def read_bucket_layout(self) -> BucketLayout | None:
         """The gradient buckets in use; None where the mode has none."""
         return None
 
-    def explained(self) -> contextlib.AbstractContextManager[None]:
+    def explain_errors(self) -> contextlib.AbstractContextManager[None]:
         """Within it, an error of a step that the mode knows is raised as what it means, and what helps."""
         return contextlib.nullcontext()
 
-    def settle(self) -> None:
+    def stop_sampling(self) -> None:
         """Called once after warm-up: stop whatever PyTorch itself samples."""
 
-    def weights(self) -> dict[str, Tensor]:
+    def gather_weights(self) -> dict[str, Tensor]:
         """The plain module's parameters, by name; every rank of the case calls it.
 
         Where ranks hold parts, they are those that train.
         """
         return dict(self.module.named_parameters())
 
-    def buffers(self) -> dict[str, Tensor]:
+    def collect_buffers(self) -> dict[str, Tensor]:
         """The plain module's buffers that this rank has, by name."""
         return dict(self.module.named_buffers())
 
-    def draws_from(self, begin: Callable[..., None]) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002
+    def seed_parts(self, begin: Callable[..., None]) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002
         """Within it, what draws random numbers beside other parts of the model calls `begin` first.
 
         Its arguments number the replica or, of a pipeline, chunk and stage. Replicas run one after another.
         """
         return contextlib.nullcontext()
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def gather_state_dict(self) -> dict[str, Tensor]:
         """Weights that load into the plain module: no wrapper's prefix; every rank of the case calls it."""
-        return self.whole(self.module.state_dict())
+        return self.gather_full(self.module.state_dict())
 
-    def whole(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
+    def gather_full(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
         """The whole of tensors of which each rank of the case may have a part."""
         return own
 

@@ -21,11 +21,11 @@ def require_compiler(case: Case, device: torch.device) -> None:
     """Raise Unsupported where a compiled case has no compiler for its kernels."""
     if case.compile == "off":
         return
-    if missing := _missing(device):
+    if missing := _find_missing(device):
         raise Unsupported(f"torch.compile {missing}, or leave --compile off")
 
 
-def _missing(device: torch.device) -> str:
+def _find_missing(device: torch.device) -> str:
     if device.type == "cuda":
         if not has_triton():
             return "needs Triton, which is not installed or does not know this GPU; pip install triton"
@@ -44,7 +44,7 @@ def _missing(device: torch.device) -> str:
 
 
 @contextlib.contextmanager
-def compiles_as(case: Case) -> Iterator[None]:
+def set_optimize_ddp(case: Case) -> Iterator[None]:
     """Within it, DDP is made, and what a step compiles is compiled, as the case's `optimize_ddp` says."""
     if case.compile == "off":
         yield
@@ -55,7 +55,7 @@ def compiles_as(case: Case) -> Iterator[None]:
         yield
 
 
-def draws_as_eager() -> contextlib.AbstractContextManager[None]:
+def draw_as_eager() -> contextlib.AbstractContextManager[None]:
     """Within it, what is compiled draws the random numbers that an eager module would."""
     from torch import _inductor
 
@@ -67,11 +67,11 @@ class CompileWatch:
     """Counts from its making to `taken` what this process compiles."""
 
     def __init__(self) -> None:
-        self._before = _counted()
+        self._before = _read_counters()
 
-    def taken(self) -> Compilation:
+    def count_compiled(self) -> Compilation:
         """Count what was compiled since. Raises Unsupported without any: the case would be an eager one."""
-        since = [now - before for now, before in zip(_counted(), self._before, strict=True)]
+        since = [now - before for now, before in zip(_read_counters(), self._before, strict=True)]
         found = Compilation(since[0], *map(int, since[1:]))
         if not found.num_graphs:
             raise Unsupported(
@@ -81,7 +81,7 @@ class CompileWatch:
         return found
 
 
-def _counted() -> tuple[float, int, int]:
+def _read_counters() -> tuple[float, int, int]:
     from torch._dynamo.utils import calculate_time_spent, counters
 
     return (

@@ -16,16 +16,16 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersg
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ...models.step import defaults_of
+from ...models.step import get_defaults
 from ..common.errors import UserCodeError
-from ..common.text import listed
-from ..plan.buckets import BucketLayout, Layout, bucket_bytes, cap_arguments, cap_limits
+from ..common.text import format_list
+from ..plan.buckets import BucketLayout, Layout, compute_cap_limits, make_cap_arguments, sum_bucket_bytes
 from ..plan.case import Case
 from ..plan.case_settings import DDP_DEFAULTS, KINDS
 from .base import Mode, Place, Unsupported, UnusedParametersError
-from .compiled import compiles_as
+from .compiled import set_optimize_ddp
 
-NEVER = 2**31 - 1
+MAX_SAMPLE_RATE = 2**31 - 1
 """A logging sample rate that no run reaches."""
 
 ARGUMENTS = [name for name in DDP_DEFAULTS if KINDS[name] == "argument" and name != "bucket_cap_mb"]
@@ -34,7 +34,7 @@ ARGUMENTS = [name for name in DDP_DEFAULTS if KINDS[name] == "argument" and name
 MIN_TORCH = {"batched_grad_copy": "2.12", "lazy_bucket_allocation": "2.15"}
 """Versions of torch from which DDP's constructor takes an argument; every supported one takes the others."""
 
-NAMED = 3
+MAX_NAMED = 3
 """Parameters that a reason names."""
 
 
@@ -52,7 +52,7 @@ class DistributedMode(Mode):
             raise Unsupported("torch breaks a static graph under no_sync; --accumulate 1 measures it")
         # Before the first backward DDP has one bucket for all.
         sent = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
-        several = sent > cap_limits(case.bucket_cap_mb)[0]
+        several = sent > compute_cap_limits(case.bucket_cap_mb)[0]
         if case.comm_hook == "powersgd" and case.backend == "gloo" and several:
             raise Unsupported(
                 "over gloo PowerSGD hangs with several buckets: torch sends the second all-reduce of each as "
@@ -64,13 +64,13 @@ class DistributedMode(Mode):
         self._case, self._group = case, group
         self._zero: Optimizer | None = None
         self._sync_batchnorms = [part for part in module.modules() if isinstance(part, nn.SyncBatchNorm)]
-        with compiles_as(case):
+        with set_optimize_ddp(case):
             self.wrapped = self.ddp = DistributedDataParallel(
                 module,
                 device_ids=[place.device.index] if place.device.type == "cuda" else None,
                 process_group=group,
                 init_sync=False,  # all ranks begin with the first one's weights
-                **_constructor_settings(case),
+                **_make_constructor_settings(case),
             )
         if self.ddp.will_sync_module_buffers():
             self.broadcast_buffers = self.ddp._sync_buffers  # as its forward does
@@ -78,19 +78,19 @@ class DistributedMode(Mode):
         if case.comm_hook != "none":
             _register_hook(self.ddp, case.comm_hook, group)
 
-    def optimizer(self, make: Callable[[Iterable[nn.Parameter]], Optimizer]) -> Optimizer:
+    def make_optimizer(self, make: Callable[[Iterable[nn.Parameter]], Optimizer]) -> Optimizer:
         """The optimizer that `make` makes, under ZeRO with its state shared out over the ranks."""
-        plain = super().optimizer(make)
+        plain = super().make_optimizer(make)
         if not self._case.zero_optimizer:
             return plain
-        self._zero = _sharded(plain, self._group)
+        self._zero = _shard_optimizer(plain, self._group)
         return self._zero
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         return self.ddp.no_sync()
 
     @contextlib.contextmanager
-    def without_communication(self) -> Iterator[None]:
+    def skip_communication(self) -> Iterator[None]:
         """`no_sync` without what else a step sends: buffers, statistics of batch norm, ZeRO's parameters."""
         self.ddp.require_forward_param_sync = False
         self._normalise_over(dist.GroupMember.NON_GROUP_MEMBER)
@@ -110,10 +110,10 @@ class DistributedMode(Mode):
         for layer in self._sync_batchnorms:
             vars(layer)["process_group"] = group  # past Module.__setattr__: this is within the timed block
 
-    def compiles_as_asked(self) -> contextlib.AbstractContextManager[None]:
-        return compiles_as(self._case)
+    def set_compiler(self) -> contextlib.AbstractContextManager[None]:
+        return set_optimize_ddp(self._case)
 
-    def bucket_layout(self) -> BucketLayout:
+    def read_bucket_layout(self) -> BucketLayout:
         """The buckets that DDP's reducer reports, the rebuilt ones once it has rebuilt."""
         if self.ddp.logger is not None:
             # Otherwise the next forward does, which is one too late after three steps of a static graph.
@@ -131,14 +131,14 @@ class DistributedMode(Mode):
         dtypes = tuple(str(trained[i].dtype).removeprefix("torch.") for i in firsts)
         return BucketLayout(num_bytes, parameters, dtypes)
 
-    def settle(self) -> None:
+    def stop_sampling(self) -> None:
         """Take DDP's logger, which synchronises the device, out of the timed steps."""
-        self.sample_every(NEVER)
+        self.set_sample_rate(MAX_SAMPLE_RATE)
         for _ in range(10):  # it samples its first ten iterations whatever the rate
             self.ddp.reducer.prepare_for_forward()
 
     @contextlib.contextmanager
-    def explained(self) -> Iterator[None]:
+    def explain_errors(self) -> Iterator[None]:
         """Name the parameters that a step did not use where DDP, which waits for them, refuses the next step.
 
         Its error has their numbers. They may differ from step to step, which a static graph does not allow.
@@ -158,10 +158,10 @@ class DistributedMode(Mode):
             unused = [trained[i] for i in map(int, numbers[1].split()) if i < len(trained)] if numbers else []
             raise UnusedParametersError(
                 "give --find-unused-parameters on, which searches the graph in every step: a step did not "
-                f"use {listed(unused, NAMED) or 'some parameters'}, whose gradients DDP waits for"
+                f"use {format_list(unused, MAX_NAMED) or 'some parameters'}, whose gradients DDP waits for"
             ) from error
 
-    def sample_every(self, iterations: int) -> None:
+    def set_sample_rate(self, iterations: int) -> None:
         self.ddp._set_ddp_runtime_logging_sample_rate(iterations)  # no public way
 
 
@@ -181,11 +181,11 @@ def _fill_buckets(
     The reducer does not tell: they are filled as DDP fills them. Empty where that gives other sizes.
     """
     is_sparse = [place in sparse for place in range(len(trained))]
-    limits = list(cap_limits(bucket_cap_mb))
+    limits = list(compute_cap_limits(bucket_cap_mb))
     filled, _ = dist._compute_bucket_assignment_by_size(trained, limits, is_sparse)  # type: ignore[attr-defined]
     found = tuple(tuple(reversed(bucket)) for bucket in reversed(filled))
     sizes = [one.numel() * one.element_size() for one in trained]
-    return found if bucket_bytes(sizes, found) == num_bytes else ()
+    return found if sum_bucket_bytes(sizes, found) == num_bytes else ()
 
 
 def read_overlap(ddp: DistributedDataParallel) -> float | None:
@@ -200,22 +200,22 @@ def read_overlap(ddp: DistributedDataParallel) -> float | None:
     return 100 * inside_ns / window_ns if window_ns > 0 else None
 
 
-def why_ddp_waits(case: Case, unused: Sequence[str]) -> str:
+def explain_ddp_wait(case: Case, unused: Sequence[str]) -> str:
     """Say which parameters without gradient keep the reduction from its end; empty if none do."""
     if not case.spec.has_buckets or case.find_unused_parameters or case.static_graph or not unused:
         return ""
     return (
         "give --find-unused-parameters on, which searches the graph in every step, or --static-graph on: the "
-        f"loss does not use {listed(unused, NAMED)}, whose gradients DDP waits for"
+        f"loss does not use {format_list(unused, MAX_NAMED)}, whose gradients DDP waits for"
     )
 
 
-def _constructor_settings(case: Case) -> dict[str, Any]:
+def _make_constructor_settings(case: Case) -> dict[str, Any]:
     known = inspect.signature(DistributedDataParallel.__init__).parameters
     # torch 2.15 renamed it; the old name warns there.
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
     given = [name for name in ARGUMENTS if getattr(case, name) != DDP_DEFAULTS[name]]
-    settings = cap_arguments(case.bucket_cap_mb) | {name: getattr(case, name) for name in given}
+    settings = make_cap_arguments(case.bucket_cap_mb) | {name: getattr(case, name) for name in given}
     settings |= {buffers: case.sync_buffers}
     if missing := sorted(settings.keys() - known.keys()):
         raise Unsupported(f"torch {torch.__version__} has no {missing[0]}; {MIN_TORCH[missing[0]]} has")
@@ -231,7 +231,7 @@ def _register_hook(ddp: DistributedDataParallel, name: str, group: dist.ProcessG
     ddp.register_comm_hook(state, powersgd.powerSGD_hook)
 
 
-def _sharded(plain: Optimizer, group: dist.ProcessGroup | None) -> Optimizer:
+def _shard_optimizer(plain: Optimizer, group: dist.ProcessGroup | None) -> Optimizer:
     """Make the same optimizer, its state shared out over `group`; each rank calls this with its own.
 
     Raises Unsupported where torch cannot, and for step hooks, which another optimizer would not have.
@@ -242,7 +242,7 @@ def _sharded(plain: Optimizer, group: dist.ProcessGroup | None) -> Optimizer:
         raise Unsupported("the optimizer has step hooks, which ZeroRedundancyOptimizer drops")
     groups = [dict(group) for group in plain.param_groups]
     try:
-        return ZeroRedundancyOptimizer(groups, type(plain), process_group=group, **defaults_of(plain))
+        return ZeroRedundancyOptimizer(groups, type(plain), process_group=group, **get_defaults(plain))
     except (TypeError, ValueError) as error:
         name = type(plain).__name__
         raise Unsupported(f"ZeroRedundancyOptimizer does not take this {name}: {error}") from error

@@ -20,18 +20,18 @@ import torch
 from torch import Tensor, nn
 
 from ...models.nested import (
-    chunk,
+    add_row_dimension,
     describe,
     join,
-    leaves_of,
+    list_leaves,
+    list_objects,
+    list_tensors,
     map_tensors,
-    objects_of,
-    rows,
-    tensors_of,
-    with_tensors,
+    replace_tensors,
+    split_tensors,
 )
 from ..plan.case import Case
-from .base import Mode, Place, Unsupported, devices_of, pin, tensors_of_module
+from .base import Mode, Place, Unsupported, collect_tensors, list_devices, pin_thread
 
 
 class DataParallelMode(Mode):
@@ -42,13 +42,13 @@ class DataParallelMode(Mode):
     def __init__(self, case: Case, module: nn.Module, place: Place) -> None:
         self.module = module
         if place.device.type == "cuda":
-            self.wrapped = CudaDataParallel(module, device_ids=devices_of(case, place))
+            self.wrapped = CudaDataParallel(module, device_ids=list_devices(case, place))
         else:
             cores = [place.cores[i % len(place.cores)] for i in range(case.num_devices)]
             self.wrapped = DataParallelStandIn(module, cores)
 
     @contextlib.contextmanager
-    def draws_from(self, begin: Callable[..., None]) -> Iterator[None]:
+    def seed_parts(self, begin: Callable[..., None]) -> Iterator[None]:
         self.wrapped.begin = begin
         try:
             yield
@@ -88,7 +88,7 @@ class CudaDataParallel(nn.DataParallel[nn.Module]):
                     outputs.append(replica(*inputs[number], **kwargs[number]))
             self.begin(len(replicas))
             return outputs
-        autocast = _callers_autocast(self.autocast_device)
+        autocast = _make_autocast(self.autocast_device)
         return super().parallel_apply([autocast()(replica) for replica in replicas], inputs, kwargs)
 
 
@@ -108,35 +108,37 @@ class DataParallelStandIn(nn.DataParallel[nn.Module]):
         self._copies: list[dict[str, Tensor]] = [{} for _ in cores[1:]]
         """Parameters and buffers of the other replicas: their memory is kept, for page faults take time."""
         self._leaves: list[dict[str, Tensor]] = []
-        self._threads = [ThreadPoolExecutor(1, initializer=pin, initargs=(core,)) for core in cores]
+        self._threads = [ThreadPoolExecutor(1, initializer=pin_thread, initargs=(core,)) for core in cores]
 
     # The documented stages of DataParallel, which its own forward goes through.
 
     def scatter(self, inputs: tuple[Any, ...], kwargs: Any, device_ids: Sequence[Any]) -> Any:
         """Split dimension 0 over the devices, a copy each, as a transfer would make."""
         _check_scattered(inputs, kwargs)
-        first, *others = chunk((inputs, kwargs), len(device_ids))
+        first, *others = split_tensors((inputs, kwargs), len(device_ids))
         return zip(first, *(map_tensors(Tensor.clone, one) for one in others), strict=True)
 
     def replicate(self, module: nn.Module, device_ids: Sequence[Any]) -> list[nn.Module]:
         """Make the replicas, each with a copy of the master's parameters and buffers; the first has those."""
-        sources = tensors_of_module(module)
-        first = {name: _leaf(one) if isinstance(one, nn.Parameter) else one for name, one in sources.items()}
+        sources = collect_tensors(module)
+        first = {
+            name: _make_leaf(one) if isinstance(one, nn.Parameter) else one for name, one in sources.items()
+        }
         with torch.no_grad():
             for copies in self._copies:
                 for name, source in sources.items():
                     if name not in copies or copies[name].shape != source.shape:
-                        copies[name] = _leaf(source.clone(memory_format=torch.preserve_format))
+                        copies[name] = _make_leaf(source.clone(memory_format=torch.preserve_format))
                     else:
                         # A loss may call the model twice: to autograd, what the first call used stays.
                         copies[name].data.copy_(source)
                     copies[name].requires_grad_(source.requires_grad)
         self._leaves = [first, *self._copies]
-        return [replica_of(module, leaves) for leaves in self._leaves[: len(device_ids)]]
+        return [copy_replica(module, leaves) for leaves in self._leaves[: len(device_ids)]]
 
     def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
         grad = torch.is_grad_enabled()
-        autocast = _callers_autocast("cpu")
+        autocast = _make_autocast("cpu")
 
         def run(number: int, replica: nn.Module, own: Sequence[Any], named: Any) -> Any:
             if self.begin is not None:
@@ -144,7 +146,7 @@ class DataParallelStandIn(nn.DataParallel[nn.Module]):
             with torch.set_grad_enabled(grad), autocast():
                 return replica(*own, **named)
 
-        outputs = self._in_threads(run, range(len(replicas)), replicas, inputs, kwargs)
+        outputs = self._run_in_threads(run, range(len(replicas)), replicas, inputs, kwargs)
         if self.begin is not None:
             self.begin(len(replicas))
         return outputs
@@ -154,7 +156,7 @@ class DataParallelStandIn(nn.DataParallel[nn.Module]):
 
         Raises TypeError for outputs that hold anything but tensors and None, as `nn.DataParallel` does.
         """
-        for leaf in leaves_of(outputs[0]):
+        for leaf in list_leaves(outputs[0]):
             if not isinstance(leaf, Tensor | None):
                 raise TypeError(
                     f"DataParallel gathers tensors, and the module's outputs hold {describe(leaf)}"
@@ -162,11 +164,11 @@ class DataParallelStandIn(nn.DataParallel[nn.Module]):
         check_gathered(outputs)
         if torch.is_grad_enabled():
             masters = [one for one in self.module.parameters() if one.requires_grad]
-            joined = _Gather.apply(self, self._leaves, [tensors_of(output) for output in outputs], *masters)
-            return with_tensors(outputs[0], joined)
+            joined = _Gather.apply(self, self._leaves, [list_tensors(output) for output in outputs], *masters)
+            return replace_tensors(outputs[0], joined)
         return join(outputs)
 
-    def backward_replicas(
+    def run_replica_backwards(
         self, outputs: Sequence[Sequence[Tensor]], gradients: Sequence[Tensor | None]
     ) -> None:
         """Backward of every replica in its own thread, from its shares of the gradients of the outputs."""
@@ -174,11 +176,11 @@ class DataParallelStandIn(nn.DataParallel[nn.Module]):
         for column, gradient in zip(zip(*outputs, strict=True), gradients, strict=True):
             if gradient is None:  # the loss does not use this output
                 continue
-            shares = gradient.split([len(rows(output)) for output in column], dim=self.dim)
+            shares = gradient.split([len(add_row_dimension(output)) for output in column], dim=self.dim)
             for own, output, share in zip(by_replica, column, shares, strict=True):
                 if output.requires_grad:
                     own.append((output, share.reshape(output.shape)))
-        self._in_threads(_backward, by_replica)
+        self._run_in_threads(_run_backward, by_replica)
 
     def reduce_gradients(self, leaves: Sequence[dict[str, Tensor]]) -> list[Tensor | None]:
         """The sum over the replicas of each trainable parameter's gradients; they have none any more."""
@@ -194,7 +196,7 @@ class DataParallelStandIn(nn.DataParallel[nn.Module]):
             found.append(total)
         return found
 
-    def _in_threads(self, work: Callable[..., Any], *arguments: Sequence[Any]) -> list[Any]:
+    def _run_in_threads(self, work: Callable[..., Any], *arguments: Sequence[Any]) -> list[Any]:
         calls = list(zip(*arguments, strict=True))
         if self.begin is not None:  # threads share the generators
             pairs = zip(self._threads, calls, strict=False)
@@ -221,7 +223,7 @@ class _Gather(torch.autograd.Function):
         ctx.owner, ctx.leaves, ctx.outputs = owner, leaves, outputs
         ctx.set_materialize_grads(False)
         columns = list(zip(*outputs, strict=True))
-        joined = tuple(torch.cat([rows(one.detach()) for one in column]) for column in columns)
+        joined = tuple(torch.cat([add_row_dimension(one.detach()) for one in column]) for column in columns)
         trained = [any(one.requires_grad for one in column) for column in columns]
         ctx.mark_non_differentiable(
             *(one for one, is_trained in zip(joined, trained, strict=True) if not is_trained)
@@ -230,17 +232,17 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        ctx.owner.backward_replicas(ctx.outputs, gradients)
+        ctx.owner.run_replica_backwards(ctx.outputs, gradients)
         return None, None, None, *ctx.owner.reduce_gradients(ctx.leaves)
 
 
-def replica_of(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+def copy_replica(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
     """Copy the structure of a module, as `nn.DataParallel` does, to compute with other tensors by name.
 
     It shares all else with the module; what a forward sets on it is lost with it.
     """
     copies: dict[nn.Module, Any] = {part: part._replicate_for_data_parallel() for part in module.modules()}
-    names = {id(one): name for name, one in tensors_of_module(module).items()}
+    names = {id(one): name for name, one in collect_tensors(module).items()}
     for part in module.modules():
         copied = copies[part]
         copied._former_parameters = {}
@@ -260,7 +262,7 @@ def replica_of(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
 
 def _check_scattered(*inputs: Any) -> None:
     """Raise Unsupported for an object with tensors, which `nn.DataParallel` hands whole to each replica."""
-    if whole := objects_of(inputs):
+    if whole := list_objects(inputs):
         raise Unsupported(
             f"nn.DataParallel scatters tensors in tuples, lists and dicts, and hands {describe(whole[0])}"
             " whole to each replica"
@@ -269,24 +271,24 @@ def _check_scattered(*inputs: Any) -> None:
 
 def check_gathered(outputs: Sequence[Any]) -> None:
     """Raise Unsupported for outputs that differ in more than their rows."""
-    for column in zip(*map(tensors_of, outputs), strict=False):
-        if len({rows(one).shape[1:] for one in column}) > 1:
+    for column in zip(*map(list_tensors, outputs), strict=False):
+        if len({add_row_dimension(one).shape[1:] for one in column}) > 1:
             raise Unsupported(
                 "replicas return tensors of different sizes, which nn.DataParallel cannot gather; where "
                 "pad_packed_sequence makes them, give it total_length="
             )
 
 
-def _backward(outputs: Sequence[tuple[Tensor, Tensor]]) -> None:
+def _run_backward(outputs: Sequence[tuple[Tensor, Tensor]]) -> None:
     if outputs:
         torch.autograd.backward([output for output, _ in outputs], [gradient for _, gradient in outputs])
 
 
-def _callers_autocast(device_type: str) -> Callable[[], torch.autocast]:
+def _make_autocast(device_type: str) -> Callable[[], torch.autocast]:
     enabled, dtype = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
     return partial(torch.autocast, device_type, dtype=dtype, enabled=enabled)
 
 
-def _leaf(tensor: Tensor) -> Tensor:
+def _make_leaf(tensor: Tensor) -> Tensor:
     """The same numbers, apart from the graph that made them."""
     return tensor.detach().requires_grad_(tensor.requires_grad)

@@ -49,35 +49,37 @@ class BlockwiseMode(Mode):
             wrap = fully_shard if own_choice else partial(fully_shard, reshard_after_forward=False)
         wrap = partial(wrap, mesh=DeviceMesh.from_group(group, place.device.type))
         module = module.to(memory_format=torch.contiguous_format)
-        for block in blocks_of(module):
+        for block in find_blocks(module):
             _wrap(wrap, block, case)
         own = next((p.dtype for p in module.parameters()), None)
         _wrap(wrap, module, case, output_dtype=own)  # for the loss, as under autocast
         self.wrapped = self.module = module
 
-    def weights(self) -> dict[str, Tensor]:
-        return self.whole({n: one.detach() for n, one in super().weights().items() if one.requires_grad})
+    def gather_weights(self) -> dict[str, Tensor]:
+        return self.gather_full(
+            {n: one.detach() for n, one in super().gather_weights().items() if one.requires_grad}
+        )
 
-    def whole(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
+    def gather_full(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
         return {n: one.full_tensor() if isinstance(one, DTensor) else one for n, one in own.items()}
 
 
-def blocks_of(module: nn.Module) -> list[nn.Module]:
+def find_blocks(module: nn.Module) -> list[nn.Module]:
     """List a model's blocks: outermost members of its lists that have parts, of classes that come again.
 
     So transformers are wrapped by layer and ResNets by residual block, whatever these are called.
     """
-    counts = Counter(map(type, _members(module)))
+    counts = Counter(map(type, _find_members(module)))
     found: list[nn.Module] = []
     inside: set[nn.Module] = set()
-    for one in _members(module):
+    for one in _find_members(module):
         if counts[type(one)] > 1 and one not in inside:
             found.append(one)
             inside.update(one.modules())
     return found
 
 
-def _members(module: nn.Module) -> Iterator[nn.Module]:
+def _find_members(module: nn.Module) -> Iterator[nn.Module]:
     """Members of the lists in a model, outermost first, that have parts and are no plain lists themselves."""
     lists = (one for one in module.modules() if isinstance(one, LISTS))
     for one in itertools.chain.from_iterable(each.children() for each in lists):

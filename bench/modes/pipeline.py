@@ -13,7 +13,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from ...models.workload import Batch, Loss
 from ..plan.case import Case
-from .base import Mode, Place, Stages, tensors_of_module
+from .base import Mode, Place, Stages, collect_tensors
 
 SCHEDULES: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
@@ -38,7 +38,7 @@ class PipelineMode(Mode):
         is_first, is_last = place.rank == 0, place.rank == case.num_devices - 1
         ends = [[] if is_end else [_Boundary()] for is_end in (is_first, is_last)]
         self.wrapped = self.module = nn.Sequential(*ends[0], *own, *ends[1])
-        self._names = _names_in(module, self.module)
+        self._names = _map_names(module, self.module)
         self._whole = {name: value.to("meta") for name, value in module.state_dict().items()}
         self._trained = [name for name, p in module.named_parameters() if p.requires_grad]
         self._buffers = [name for name, _ in module.named_buffers() if name in self._whole]
@@ -48,7 +48,7 @@ class PipelineMode(Mode):
         self._loss: Loss | None = None
         self.stage = PipelineStage(self.module, place.rank, case.num_devices, place.device, group=group)
         made = SCHEDULES[case.pipeline_schedule]
-        self._schedule = made(self.stage, case.num_micro_batches, loss_fn=self._loss_of)
+        self._schedule = made(self.stage, case.num_micro_batches, loss_fn=self._compute_loss)
 
     def train(self, batch: Batch, loss: Loss) -> Tensor | None:
         """Forwards and backwards of a whole batch, which every stage is given; its loss, on the last one."""
@@ -63,18 +63,18 @@ class PipelineMode(Mode):
             raise error.__cause__ or error from None
         return torch.stack(losses).mean().detach() if losses else None
 
-    def weights(self) -> dict[str, Tensor]:
-        return self._gathered(super().weights(), self._trained)
+    def gather_weights(self) -> dict[str, Tensor]:
+        return self._gather_tensors(super().gather_weights(), self._trained)
 
-    def buffers(self) -> dict[str, Tensor]:
+    def collect_buffers(self) -> dict[str, Tensor]:
         """Those of the state dict; none before torch 2.14, whose look at a stage's shapes changes them."""
         if not hasattr(PipelineStage, "_pre_metadata_inference_backup"):
             return {}
         own = {name: one for name, one in self.module.named_buffers() if self._names[name] in self._buffers}
-        return self._gathered(own, self._buffers)
+        return self._gather_tensors(own, self._buffers)
 
     @contextlib.contextmanager
-    def draws_from(self, begin: Callable[..., None]) -> Iterator[None]:
+    def seed_parts(self, begin: Callable[..., None]) -> Iterator[None]:
         forward = self.stage.forward_one_chunk
 
         def run(chunk: int, *arguments: Any, **named: Any) -> Any:
@@ -87,10 +87,10 @@ class PipelineMode(Mode):
         finally:
             del vars(self.stage)["forward_one_chunk"]  # the class's own method shows again
 
-    def state_dict(self) -> dict[str, Tensor]:
-        return self._gathered(self.module.state_dict(), self._whole)
+    def gather_state_dict(self) -> dict[str, Tensor]:
+        return self._gather_tensors(self.module.state_dict(), self._whole)
 
-    def _gathered(self, own: dict[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
+    def _gather_tensors(self, own: dict[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
         """Tensors of the whole model, each from the one stage that has it: the sum of its bytes and zeros."""
         named = {self._names[name]: value for name, value in own.items()}
         found = {}
@@ -102,7 +102,7 @@ class PipelineMode(Mode):
             found[name] = sent.view(like.dtype).view(like.shape)
         return found
 
-    def _loss_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def _compute_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         assert self._loss is not None  # set before the schedule runs
         # The stages were the model: what is left of the loss is that of what came out of them.
         return self._loss(lambda _: outputs, (outputs, targets))
@@ -130,6 +130,6 @@ class _Contiguous(torch.autograd.Function):
         return gradient.contiguous()
 
 
-def _names_in(module: nn.Module, stage: nn.Module) -> dict[str, str]:
-    whole = {id(value): name for name, value in tensors_of_module(module).items()}
-    return {name: whole[id(value)] for name, value in tensors_of_module(stage).items()}
+def _map_names(module: nn.Module, stage: nn.Module) -> dict[str, str]:
+    whole = {id(value): name for name, value in collect_tensors(module).items()}
+    return {name: whole[id(value)] for name, value in collect_tensors(stage).items()}

@@ -7,17 +7,27 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .drawing import GRID, INK, LOOKS, MUTED, legend, mark_look, printable, read_across, tag
+from .drawing import (
+    GRID,
+    INK,
+    LOOKS,
+    MUTED,
+    draw_legend,
+    drop_unprintable,
+    make_mark_look,
+    make_tag,
+    read_across,
+)
 from .page import Figure
 
-_LOG_FROM = 16
+_MIN_LOG_DEVICES = 16
 """Devices: more are drawn on a logarithmic axis, where counts double from tick to tick."""
 
-_MOST_ROWS = 24
+_MAX_ROWS = 24
 _NAME_WIDTH = 26
 """Characters of a line of a name that leave room for the marks and the number beside them."""
 
-_LEAST_REACH = 0.2
+_MIN_REACH = 0.2
 """The axis has at least so much to both sides of 1, so that a band of a few percent does not fill it."""
 
 
@@ -41,24 +51,26 @@ class Line(NamedTuple):
     band: bool = False
 
 
-def bare(places: Mapping[float, float]) -> tuple[Mark, ...]:
+def make_bare_marks(places: Mapping[float, float]) -> tuple[Mark, ...]:
     """Make marks of numbers whose intervals are not known."""
     return tuple(Mark(x, y) for x, y in sorted(places.items()))
 
 
-def counts(lines: Iterable[Line]) -> list[float]:
+def list_places(lines: Iterable[Line]) -> list[float]:
     """Return the places of all marks, in order."""
     return sorted({found.x for line in lines for found in line.marks})
 
 
-def over_devices(lines: Sequence[Line], *, ideal: Mapping[float, float], log: str, **words: Any) -> Figure:
+def draw_over_devices(
+    lines: Sequence[Line], *, ideal: Mapping[float, float], log: str, **words: Any
+) -> Figure:
     """Draw lines over device counts and an ideal one; of many counts the axes in `log` are logarithmic."""
-    drawn = [*lines, Line("ideal", LOOKS["ideal"], bare(ideal))]
-    ticks = counts(drawn)
-    return chart(drawn, ticks=ticks, log=log if ticks[-1] > _LOG_FROM else "", **words)
+    drawn = [*lines, Line("ideal", LOOKS["ideal"], make_bare_marks(ideal))]
+    ticks = list_places(drawn)
+    return draw_chart(drawn, ticks=ticks, log=log if ticks[-1] > _MIN_LOG_DEVICES else "", **words)
 
 
-def chart(
+def draw_chart(
     lines: Sequence[Line],
     *,
     x_label: str,
@@ -77,14 +89,14 @@ def chart(
         from matplotlib.ticker import MaxNLocator
 
         axes = canvas.subplots()
-        axes.set_title(printable(y_label), pad=8)
+        axes.set_title(drop_unprintable(y_label), pad=8)
         axes.margins(x=0.1)
         if "x" in log:
             axes.set_xscale("log", base=2)
         if "y" in log:
             axes.set_yscale("log", base=2)
         _draw_lines(axes, lines)
-        axes.set_xlabel(printable(x_label))
+        axes.set_xlabel(drop_unprintable(x_label))
         if ticks:
             axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
         else:
@@ -94,8 +106,10 @@ def chart(
             axes.locator_params(axis="y", nbins=5)
         axes.yaxis.set_major_formatter("{x:g}")
         axes.minorticks_off()
-        handles = [Line2D([], [], label=printable(line.label), linewidth=1.5, **line.look) for line in lines]
-        legend(canvas, handles, handlelength=2.4)
+        handles = [
+            Line2D([], [], label=drop_unprintable(line.label), linewidth=1.5, **line.look) for line in lines
+        ]
+        draw_legend(canvas, handles, handlelength=2.4)
 
     return Figure(height_pt=285, draw=draw, **words)
 
@@ -103,7 +117,7 @@ def chart(
 def _draw_lines(axes: Any, lines: Sequence[Line]) -> None:
     """Draw lines, and marks with their intervals."""
     for line in lines:
-        look, series, colour = line.look, {"gid": tag(series=line.label)}, line.look["color"]
+        look, series, colour = line.look, {"gid": make_tag(series=line.label)}, line.look["color"]
         at, values = [found.x for found in line.marks], [found.estimate for found in line.marks]
         how = {"linestyle": look["linestyle"], "linewidth": 1.5, "color": colour, "label": line.label}
         axes.plot(at, values, **how, **series)
@@ -111,11 +125,11 @@ def _draw_lines(axes: Any, lines: Sequence[Line]) -> None:
             areas = [(found.x, found.low, found.high) for found in line.marks]
             axes.fill_between(*zip(*areas, strict=True), color=colour, alpha=0.18, linewidth=0, **series)
         for x, y, low, high, _, tip in line.marks if look["marker"] else ():
-            named = {"gid": tag(tip, line.label)}
+            named = {"gid": make_tag(tip, line.label)}
             if not line.band and low < high:
                 bar = {"marker": "_", "markersize": 7, "linewidth": 1.3, "color": colour}
                 axes.plot([x, x], [low, high], **bar, **named)
-            axes.plot([x], [y], label=line.label, **mark_look(look), **named)
+            axes.plot([x], [y], label=line.label, **make_mark_look(look), **named)
 
 
 class Ratio(NamedTuple):
@@ -131,7 +145,7 @@ class Ratio(NamedTuple):
     hollow: bool = False
 
 
-def forest(
+def draw_forest(
     ratios: Sequence[Ratio],
     band: tuple[float, float],
     *,
@@ -141,11 +155,11 @@ def forest(
     **words: Any,
 ) -> Figure:
     """Draw ratios, a row each, over the `band` of what is equal; `words` are those of a figure."""
-    shown = ratios[:_MOST_ROWS]
+    shown = ratios[:_MAX_ROWS]
     of_many = f" Of {len(ratios)} cases the first {len(shown)} are drawn." if shown != ratios else ""
-    names = [_lines(printable(one.name)) for one in shown]
+    names = [_break_name(drop_unprintable(one.name)) for one in shown]
     ends = [end for one in shown for end in (one.estimate, one.low, one.high) if math.isfinite(end)]
-    low, high = min([1 - _LEAST_REACH, *ends]), max([1 + _LEAST_REACH, *ends])
+    low, high = min([1 - _MIN_REACH, *ends]), max([1 + _MIN_REACH, *ends])
 
     def draw(canvas: Any) -> None:
         from matplotlib.ticker import MaxNLocator
@@ -157,7 +171,7 @@ def forest(
         axes.axvline(1.0, color=INK, linewidth=1.2, zorder=1)
         axes.set_yticks(range(len(shown)), ["\n".join(lines) for lines in names])
         for place, (one, label) in enumerate(zip(shown, axes.get_yticklabels(), strict=True)):
-            label.set_gid(tag(one.case))
+            label.set_gid(make_tag(one.case))
             _draw_ratio(axes, one, place)
         read_across(axes, x_label)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
@@ -167,18 +181,18 @@ def forest(
     return Figure(note=f"{note}{of_many}", height_pt=62 + rows_pt * len(shown), draw=draw, **words)
 
 
-def _lines(name: str) -> list[str]:
+def _break_name(name: str) -> list[str]:
     """Break a name into at most two lines, after commas where it can."""
     parts = name.replace(" ", "\N{NO-BREAK SPACE}").replace(",\N{NO-BREAK SPACE}", ", ")
     return textwrap.wrap(parts, _NAME_WIDTH, max_lines=2, placeholder=" …")
 
 
 def _draw_ratio(axes: Any, one: Ratio, place: int) -> None:
-    named, look = {"gid": tag(f"{one.case} · {one.written}")}, LOOKS[one.look]
+    named, look = {"gid": make_tag(f"{one.case} · {one.written}")}, LOOKS[one.look]
     beside: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
     beside |= {"xytext": (6, 0), "va": "center", "annotation_clip": False}
     axes.annotate(one.written, (1, place), color=MUTED, **named, **beside)
     if math.isfinite(one.low):
         ends = [one.low, one.high]
         axes.plot(ends, [place] * 2, color=look["color"], linewidth=1.6, marker="|", markersize=8, **named)
-    axes.plot([one.estimate], [place], label=one.name, **named, **mark_look(look, hollow=one.hollow))
+    axes.plot([one.estimate], [place], label=one.name, **named, **make_mark_look(look, hollow=one.hollow))

@@ -35,21 +35,21 @@ INK, MUTED, GRID, PAPER = (COLOURS[name] for name in NAMES[:4])
 _DASHED, _DOTTED, _DASH_DOT = (0, (5, 2)), (0, (1, 2)), (0, (6, 2, 1, 2))
 
 
-def _look(colour: str, marker: str, line: Any, size: float = 5.5) -> dict[str, Any]:
+def _make_look(colour: str, marker: str, line: Any, size: float = 5.5) -> dict[str, Any]:
     return {"color": COLOURS[colour], "marker": marker, "linestyle": line, "markersize": size}
 
 
 LOOKS: dict[str, dict[str, Any]] = {
-    "single": _look("ink", "D", "-", 5),
-    "dp": _look("dp", "^", _DASHED),
-    "ddp": _look("ddp", "o", "-"),
-    "other": _look("other", "s", _DASH_DOT, 5),
-    "ideal": _look("muted", "", _DOTTED, 0),
+    "single": _make_look("ink", "D", "-", 5),
+    "dp": _make_look("dp", "^", _DASHED),
+    "ddp": _make_look("ddp", "o", "-"),
+    "other": _make_look("other", "s", _DASH_DOT, 5),
+    "ideal": _make_look("muted", "", _DOTTED, 0),
 }
 """Lines and marks by what they stand for."""
 
 MANY_LOOKS = [
-    _look(colour, marker, line)
+    _make_look(colour, marker, line)
     for line, markers in (("-", "o^sD"), (_DASHED, "vPX*"))
     for colour, marker in zip(("ddp", "dp", "other", "ink"), markers, strict=True)
 ]
@@ -87,20 +87,20 @@ _GEOMETRY = ("d", "transform", "x", "y", "width", "height")
 _REFERENCE = re.compile(r"#([\w-]+)")
 
 
-def svg(figure: Figure) -> str:
+def render_svg(figure: Figure) -> str:
     """Return a figure as one `<svg>` element for an HTML page; equal figures give equal bytes."""
     from matplotlib.figure import Figure as Canvas
 
     raw = io.StringIO()
-    with look(figure.key):
+    with set_look(figure.key):
         canvas = Canvas(figsize=(WIDTH_PT / 72, figure.height_pt / 72), layout="constrained")
         figure.draw(canvas)
         canvas.savefig(raw, format="svg", metadata={"Date": None})
-    return _inline(raw.getvalue(), figure.alt)
+    return _inline_svg(raw.getvalue(), figure.alt)
 
 
 @contextmanager
-def look(salt: str) -> Iterator[None]:
+def set_look(salt: str) -> Iterator[None]:
     """Set Matplotlib's defaults and our own look, whatever the user has configured; ids hold the `salt`."""
     import matplotlib as mpl
     from cycler import cycler
@@ -115,7 +115,7 @@ def look(salt: str) -> Iterator[None]:
         yield
 
 
-def mark_look(found: Mapping[str, Any], *, hollow: bool = False) -> dict[str, Any]:
+def make_mark_look(found: Mapping[str, Any], *, hollow: bool = False) -> dict[str, Any]:
     """Return how a single mark of a line's look is drawn."""
     return {
         "linestyle": "",
@@ -132,10 +132,10 @@ def read_across(axes: Any, label: str) -> None:
     """Name what is drawn to the right, with a grid to read it by and no other."""
     axes.grid(visible=False)
     axes.grid(visible=True, axis="x", color=GRID)
-    axes.set_xlabel(printable(label))
+    axes.set_xlabel(drop_unprintable(label))
 
 
-def legend(canvas: Any, handles: Sequence[Any], **how: Any) -> None:
+def draw_legend(canvas: Any, handles: Sequence[Any], **how: Any) -> None:
     """Draw a legend above all, whose entries the page can tell."""
     longest = sorted(len(str(handle.get_label())) for handle in handles)[-3:]
     columns = 3 if sum(longest) <= 48 else 2  # what fits the width of a figure
@@ -145,17 +145,17 @@ def legend(canvas: Any, handles: Sequence[Any], **how: Any) -> None:
             one.set_gid(f"{_KEY}{words.get_text()}")
 
 
-def printable(text: str) -> str:
+def drop_unprintable(text: str) -> str:
     """Drop characters that a drawing cannot hold: XML has no way to write control characters."""
     return "".join(c for c in text if c.isprintable())
 
 
-def tag(words: str = "", series: str = "") -> str:
+def make_tag(words: str = "", series: str = "") -> str:
     """Return the id of a drawn thing: what the page says to who points at it, and its entry in the legend."""
-    return f"{_TAG}{printable(words)}{_APART}{printable(series)}"
+    return f"{_TAG}{drop_unprintable(words)}{_APART}{drop_unprintable(series)}"
 
 
-def _inline(raw: str, alt: str) -> str:
+def _inline_svg(raw: str, alt: str) -> str:
     """Return a document that Matplotlib wrote as one `<svg>` element, which shows what `alt` says."""
     root = ET.fromstring(_LEFT_OUT.sub("", raw))  # noqa: S314 - written by matplotlib a moment ago
     classes: dict[str, str] = {}
@@ -166,8 +166,8 @@ def _inline(raw: str, alt: str) -> str:
         if _HREF in element.attrib:
             element.set("href", element.attrib.pop(_HREF))
         _shorten(element)
-        _tell(element)
-        if style := _themed(element):
+        _add_words(element)
+        if style := _set_theme(element):
             name = classes.setdefault(style, f"s{zlib.crc32(style.encode()):x}")
             element.set("class", " ".join(filter(None, (element.get("class"), name))))
     said = [*classes, *(value for element in root.iter() for value in element.attrib.values())]
@@ -195,7 +195,7 @@ def _shorten(element: ET.Element) -> None:
         del own["transform"]
 
 
-def _tell(element: ET.Element) -> None:
+def _add_words(element: ET.Element) -> None:
     """Give a drawn thing its words, for who points at it, and its series."""
     own, name = element.attrib, element.get("id", "")
     if name.startswith(_KEY):
@@ -210,7 +210,7 @@ def _tell(element: ET.Element) -> None:
             element.insert(0, title)
 
 
-def _themed(element: ET.Element) -> str:
+def _set_theme(element: ET.Element) -> str:
     """Take the element's style and return it, in the page's colours and without fonts."""
     own = element.attrib
     # The paint of hatches stands in attributes, where the page's variables do not apply.

@@ -17,7 +17,7 @@ class Link(NamedTuple):
     href: str
 
 
-def data_link(name: str, csv: bytes) -> Link:
+def make_data_link(name: str, csv: bytes) -> Link:
     """Make a link to a file that the page itself holds, which a browser saves under `name`."""
     return Link(name, f"data:text/csv;base64,{base64.b64encode(csv).decode()}")
 

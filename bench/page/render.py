@@ -11,7 +11,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from ..common.text import markdown as escaped
+from ..common.text import escape_markdown as escaped
 from . import drawing
 from .page import Cell, Page, Section
 
@@ -19,47 +19,48 @@ _TEMPLATES = FileSystemLoader(Path(__file__).parent / "templates")
 """Templates by their path: a name of ours may be a package of the user's by now."""
 
 
-def html(page: Page) -> str:
+def render_html(page: Page) -> str:
     """Return the page as one self-contained HTML document."""
-    environment = _environment(html=True)
+    environment = _make_environment(html=True)
     # The policy lets this one script run, by its hash; no text of a run can become another.
     script, _, _ = _TEMPLATES.get_source(environment, "report.js")
     sha256 = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     template = environment.get_template("report.html.j2")
-    return template.render(page=explained(page), script=script, script_sha256=sha256)
+    return template.render(page=add_definitions(page), script=script, script_sha256=sha256)
 
 
-def markdown(page: Page) -> str:
+def render_markdown(page: Page) -> str:
     """Return a summary for a pull request, in GitHub's dialect: answers first, numbers folded."""
-    rendered = _environment(html=False).get_template("report.md.j2").render(page=page)
+    rendered = _make_environment(html=False).get_template("report.md.j2").render(page=page)
     return re.sub(r"\n{3,}", "\n\n", rendered).strip("\n") + "\n"
 
 
-def explained(page: Page) -> Page:
+def add_definitions(page: Page) -> Page:
     """Say what each term of figures and tables means where it first appears, and nowhere else."""
     left = dict(page.terms)
 
-    def meanings(terms: Iterable[str]) -> list[str]:
+    def list_meanings(terms: Iterable[str]) -> list[str]:
         return [f"{term}: {left.pop(term)}." for term in dict.fromkeys(terms) if term in left]
 
-    def told(found: Section) -> Section:
+    def explain_section(found: Section) -> Section:
         figures = [
-            replace(one, note=" ".join(filter(None, (*meanings(one.terms), one.note))))
+            replace(one, note=" ".join(filter(None, (*list_meanings(one.terms), one.note))))
             for one in found.figures
         ]
         tables = [
-            replace(one, meanings=(*meanings(column.term for column in one.columns),)) for one in found.tables
+            replace(one, meanings=(*list_meanings(column.term for column in one.columns),))
+            for one in found.tables
         ]
         return replace(found, figures=figures, tables=tables)
 
-    first = told(Section("", "", figures=page.figures))
-    sections = [told(one) for one in page.sections]
-    numbers = told(Section("", "", tables=page.tables))
-    folds = [told(one) for one in page.folds]
+    first = explain_section(Section("", "", figures=page.figures))
+    sections = [explain_section(one) for one in page.sections]
+    numbers = explain_section(Section("", "", tables=page.tables))
+    folds = [explain_section(one) for one in page.folds]
     return replace(page, figures=first.figures, sections=sections, tables=numbers.tables, folds=folds)
 
 
-def _environment(*, html: bool) -> Environment:
+def _make_environment(*, html: bool) -> Environment:
     environment = Environment(
         loader=_TEMPLATES,
         autoescape=html,  # noqa: S701 - Markdown is escaped by a filter of its own
@@ -67,25 +68,25 @@ def _environment(*, html: bool) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"options": _options, "css": _css_text, "unbroken": _unbroken}
-    environment.filters |= {"md": escaped, "md_cell": _markdown_cell, "svg": drawing.svg}
+    environment.filters |= {"options": _split_options, "css": _quote_css, "unbroken": _keep_unbroken}
+    environment.filters |= {"md": escaped, "md_cell": _format_markdown_cell, "svg": drawing.render_svg}
     return environment
 
 
-def _options(command: str) -> list[str]:
+def _split_options(command: str) -> list[str]:
     """Split a command before its options, where a line may break."""
     return re.split(r" (?=--)", command)
 
 
-def _unbroken(shown: str) -> str:
+def _keep_unbroken(shown: str) -> str:
     """Keep an interval on one line: a word joiner follows its dash."""
     return shown.replace("\N{EN DASH}", "\N{EN DASH}\N{WORD JOINER}")
 
 
-def _css_text(text: str) -> str:
+def _quote_css(text: str) -> str:
     """Write a string of CSS in which no character has a meaning."""
     return "".join(c if c.isascii() and c.isalnum() else f"\\{ord(c):x} " for c in text)
 
 
-def _markdown_cell(cell: Cell) -> str:
+def _format_markdown_cell(cell: Cell) -> str:
     return escaped(cell if isinstance(cell, str) else " ".join(link.label for link in cell))

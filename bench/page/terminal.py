@@ -14,7 +14,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from ..common.console import PIPED_WIDTH
-from ..common.text import visible, visible_lines
+from ..common.text import escape_controls, escape_lines
 from .page import Cell, Heading, Page, Table
 
 TEXT_WIDTH = 100
@@ -27,7 +27,7 @@ _GAP = 1
 """Columns between those of a table."""
 
 
-def show(page: Page, *, place: str = "", piped_width: int = PIPED_WIDTH) -> None:
+def print_page(page: Page, *, place: str = "", piped_width: int = PIPED_WIDTH) -> None:
     """Print a page on stdout: answers first, then the numbers, what to do last, and the `place` of the page.
 
     Where stdout is no terminal, tables are at most `piped_width` columns wide.
@@ -38,41 +38,41 @@ def show(page: Page, *, place: str = "", piped_width: int = PIPED_WIDTH) -> None
     after = [("" if i else "Confidence", f"{claim}: {worth}") for i, (claim, worth) in trust]
     after += [("Next step", page.following.why)] if page.following else []
     answers = [(card.title, card.sentence) for card in page.cards]
-    labels = max([LABEL_WIDTH, *(len(visible(label)) + 2 for label, _ in (*answers, *after))])
+    labels = max([LABEL_WIDTH, *(len(escape_controls(label)) + 2 for label, _ in (*answers, *after))])
 
-    def labelled(found: Iterable[tuple[str, str]]) -> list[str]:
-        return [_filled(f"{visible(label):<{labels}}", said, text_width) for label, said in found]
+    def label_lines(found: Iterable[tuple[str, str]]) -> list[str]:
+        return [_fill_line(f"{escape_controls(label):<{labels}}", said, text_width) for label, said in found]
 
-    subtitle = _filled("", " · ".join(page.subtitle), text_width)
+    subtitle = _fill_line("", " · ".join(page.subtitle), text_width)
     status = page.status
     if page.tone is not None:
-        said = Text(f"{page.tone.sign} {visible(status)}", style=page.tone.style)
+        said = Text(f"{page.tone.sign} {escape_controls(status)}", style=page.tone.style)
         RichConsole(file=sys.stdout).print(said, soft_wrap=True)
         status = ""
     head = (page.heading, status, subtitle, *page.facts, *page.warnings)
     _print(*head)
-    _print(*labelled(answers), gap=any(head))
+    _print(*label_lines(answers), gap=any(head))
     for i, table in enumerate(page.tables):
         _print(table.title, gap=any(head) or bool(answers) or i > 0)
         _show_table(table, width, text_width)
     explained = " The report explains the columns." if place and page.terms else ""
     _print(f"In parentheses: {page.intervals}.{explained}" if page.intervals and page.tables else "")
-    _print(*(_filled("- ", note, text_width) for note in page.notes), gap=True)
+    _print(*(_fill_line("- ", note, text_width) for note in page.notes), gap=True)
     command = f"  {page.following.command}" if page.following and page.following.command else ""
-    _print(*labelled(after), command, f"{'Report':<{labels}}{place}" if place else "", gap=True)
+    _print(*label_lines(after), command, f"{'Report':<{labels}}{place}" if place else "", gap=True)
 
 
 def _print(*lines: str, gap: bool = False) -> None:
     """Print the lines that are not empty, behind an empty one if there are any and a `gap` is asked for."""
-    told = [visible_lines(line) for line in lines if line]
+    told = [escape_lines(line) for line in lines if line]
     if told:
         print(*([""] if gap else []), *told, sep="\n")
 
 
-def _filled(label: str, said: str, width: int) -> str:
+def _fill_line(label: str, said: str, width: int) -> str:
     """A text behind its label, `width` columns wide at most."""
     return textwrap.fill(
-        visible_lines(said),
+        escape_lines(said),
         width,
         initial_indent=label,
         subsequent_indent=" " * len(label),
@@ -83,31 +83,31 @@ def _filled(label: str, said: str, width: int) -> str:
 
 def _show_table(table: Table, width: int, text_width: int) -> None:
     if any(column.kind == "long" for column in table.columns):  # no line is too long where each is a text
-        _print(*(": ".join(filter(None, map(_text, row))) for row in table.rows))
+        _print(*(": ".join(filter(None, map(_format_cell, row))) for row in table.rows))
         return
-    kept = fitting(table, width)
-    RichConsole(file=sys.stdout, width=max(width, _width(table, kept))).print(grid(table, width))
-    _print(*(_filled("", line, text_width) for line in table.below))
+    kept = choose_columns(table, width)
+    RichConsole(file=sys.stdout, width=max(width, _measure_width(table, kept))).print(make_grid(table, width))
+    _print(*(_fill_line("", line, text_width) for line in table.below))
 
 
-def grid(table: Table, width: int) -> RichTable:
+def make_grid(table: Table, width: int) -> RichTable:
     """Return a table for rich, with the columns that fit in `width`; no cell of it is wrapped."""
     made = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
-    kept = fitting(table, width)
+    kept = choose_columns(table, width)
     for i in kept:
         column = table.columns[i]
         justify: JustifyMethod = "right" if column.kind == "number" else "left"
-        made.add_column(Text("\n".join(_heading(column))), justify=justify, no_wrap=True)
+        made.add_column(Text("\n".join(_split_heading(column))), justify=justify, no_wrap=True)
     for place, row in enumerate(table.rows):
         style = "bold green" if place == table.best else None
-        made.add_row(*(Text(_text(row[i])) for i in kept), style=style)
+        made.add_row(*(Text(_format_cell(row[i])) for i in kept), style=style)
     return made
 
 
-def fitting(table: Table, width: int) -> list[int]:
+def choose_columns(table: Table, width: int) -> list[int]:
     """Choose the columns of a table that fit in `width`; of those that may go, as few as possible do."""
     kept = [*range(len(table.columns))]
-    while _width(table, kept) > width:
+    while _measure_width(table, kept) > width:
         last = max(kept, key=lambda i: table.columns[i].drop)
         if not table.columns[last].drop:
             break
@@ -115,16 +115,16 @@ def fitting(table: Table, width: int) -> list[int]:
     return kept
 
 
-def _width(table: Table, kept: Sequence[int]) -> int:
-    cells = ((*_heading(table.columns[i]), *(_text(row[i]) for row in table.rows)) for i in kept)
+def _measure_width(table: Table, kept: Sequence[int]) -> int:
+    cells = ((*_split_heading(table.columns[i]), *(_format_cell(row[i]) for row in table.rows)) for i in kept)
     return sum(max(map(cell_len, column)) + _GAP for column in cells) - _GAP
 
 
-def _heading(column: Heading) -> list[str]:
+def _split_heading(column: Heading) -> list[str]:
     """Split a heading before its unit, which stands below it."""
-    name, unit, rest = visible(column.name).partition(" (")
+    name, unit, rest = escape_controls(column.name).partition(" (")
     return [name, f"({rest}"] if unit else [name]
 
 
-def _text(cell: Cell) -> str:
-    return visible(cell if isinstance(cell, str) else " ".join(link.label for link in cell))
+def _format_cell(cell: Cell) -> str:
+    return escape_controls(cell if isinstance(cell, str) else " ".join(link.label for link in cell))

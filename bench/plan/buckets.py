@@ -21,7 +21,7 @@ _CAP = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?(e-0[56])?")
 """A number of MiB down to a millionth, one byte; in results the smallest stand as 1e-06."""
 
 Caps: TypeAlias = Annotated[str, Meta(pattern=r"^(default|[0-9.e/-]{1,4096})$")]
-"""DDP's `bucket_cap_mb` as `bucket_caps` writes it, from the command line to cases.csv."""
+"""DDP's `bucket_cap_mb` as `parse_bucket_caps` writes it, from the command line to cases.csv."""
 
 PYTORCH_CAPS = "default"
 """Those of DDP where nothing is said: a small first bucket, then 25 MiB."""
@@ -30,7 +30,7 @@ ONE_BYTE_MIB = 1e-6
 """Cap that DDP is given for a cap of 0, which it does not take: one byte, which every parameter reaches."""
 
 
-def bucket_caps(text: str) -> Caps:
+def parse_bucket_caps(text: str) -> Caps:
     """`default`, a number of MiB, 0 for a bucket per parameter, or a `/`-separated list, one per bucket.
 
     Equal caps are equal text. Raises UsageError for another text.
@@ -46,24 +46,24 @@ def bucket_caps(text: str) -> Caps:
     return "/".join(f"{float(cap):.12g}" for cap in caps)
 
 
-def caps_mib(caps: Caps) -> tuple[float, ...]:
+def parse_caps_mib(caps: Caps) -> tuple[float, ...]:
     """None for PyTorch's own, one for every bucket, or a cap per bucket; 0 is a bucket per parameter."""
     return () if caps == PYTORCH_CAPS else tuple(map(float, caps.split("/")))
 
 
-def cap_arguments(caps: Caps) -> dict[str, Any]:
+def make_cap_arguments(caps: Caps) -> dict[str, Any]:
     """Return the arguments of DDP's constructor for these caps."""
-    mib = caps_mib(caps)
+    mib = parse_caps_mib(caps)
     if len(mib) > 1:
         return {"bucket_cap_mb_list": list(mib)}
     return {"bucket_cap_mb": mib[0] or ONE_BYTE_MIB} if mib else {}
 
 
-def cap_code(caps: Caps) -> str:
+def write_cap_code(caps: Caps) -> str:
     """Return the argument to type in a call of DDP: `bucket_cap_mb=25`; empty for PyTorch's own caps."""
     if "/" in caps:
         return f"bucket_cap_mb_list=[{caps.replace('/', ', ')}]"
-    return "".join(f"{name}={cap:.12g}" for name, cap in cap_arguments(caps).items())
+    return "".join(f"{name}={cap:.12g}" for name, cap in make_cap_arguments(caps).items())
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class BucketLayout:
 
     @classmethod
     def parse(cls, text: str) -> BucketLayout:
-        """From the `bucket_bytes` of cases.csv. Raises UsageError for another text."""
+        """From the `sum_bucket_bytes` of cases.csv. Raises UsageError for another text."""
         if not re.fullmatch(r"[0-9]{1,18}(/[0-9]{1,18})*", text):
             raise UsageError(
                 f"bucket_bytes {text!r} are no sizes; write bytes per bucket, as 8196000/27260928"
@@ -85,7 +85,7 @@ class BucketLayout:
         return cls(tuple(map(int, text.split("/"))))
 
     @classmethod
-    def of_cell(cls, cell: object) -> BucketLayout | None:
+    def from_cell(cls, cell: object) -> BucketLayout | None:
         """Read a cell of cases.csv; None for an empty or a broken one."""
         try:
             return cls.parse(str(cell))
@@ -93,7 +93,7 @@ class BucketLayout:
             return None
 
     def __str__(self) -> str:
-        """The `bucket_bytes` of cases.csv: the size of each bucket, `/`-separated."""
+        """The `sum_bucket_bytes` of cases.csv: the size of each bucket, `/`-separated."""
         return "/".join(map(str, self.num_bytes))
 
 
@@ -104,10 +104,10 @@ DEFAULT_LIMITS = (MIB, 25 * MIB)
 """`bucket_cap_mb=None`: a small first bucket, then PyTorch's default."""
 
 
-def cap_limits(caps: Caps) -> tuple[int, ...]:
+def compute_cap_limits(caps: Caps) -> tuple[int, ...]:
     """Give the caps in bytes; 0 is a bucket per parameter: every parameter reaches a cap of one byte."""
     # As DDP does: int() cuts the fraction of a byte off.
-    return tuple(max(int(cap * MIB), 1) for cap in caps_mib(caps)) or DEFAULT_LIMITS
+    return tuple(max(int(cap * MIB), 1) for cap in parse_caps_mib(caps)) or DEFAULT_LIMITS
 
 
 def assign(num_bytes: Sequence[int], limits: Sequence[int], *, kinds: Sequence[str] | None = None) -> Layout:
@@ -133,9 +133,9 @@ def assign(num_bytes: Sequence[int], limits: Sequence[int], *, kinds: Sequence[s
 
 def assign_cap(num_bytes: Sequence[int], caps: Caps, *, kinds: Sequence[str] | None = None) -> Layout:
     """Lay out parameters under DDP's caps."""
-    return assign(num_bytes, cap_limits(caps), kinds=kinds)
+    return assign(num_bytes, compute_cap_limits(caps), kinds=kinds)
 
 
-def bucket_bytes(num_bytes: Sequence[int], layout: Layout) -> tuple[int, ...]:
+def sum_bucket_bytes(num_bytes: Sequence[int], layout: Layout) -> tuple[int, ...]:
     """Sum the bytes of each bucket of `layout`."""
     return tuple(sum(num_bytes[index] for index in bucket) for bucket in layout)

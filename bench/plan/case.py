@@ -29,7 +29,7 @@ HALF_HOOKS = ("fp16", "bf16")
 """Communication hooks that send two bytes for every gradient element of four."""
 
 
-def wire_share(comm_hook: str) -> float:
+def get_wire_share(comm_hook: str) -> float:
     """Tell the share of fp32 gradients' bytes that a hook sends."""
     return 0.5 if comm_hook in HALF_HOOKS else 1.0
 
@@ -81,7 +81,7 @@ class Case(DdpSettings, FsdpSettings, PipelineSettings, StepSettings):
         """Parts of the batch that ranks load, one each; stages of a pipeline all load the whole."""
         return self.num_devices if self.spec.splits_batch else 1
 
-    def part_of(self, rank: int) -> int:
+    def get_part(self, rank: int) -> int:
         """Return the number of the part that a rank loads."""
         return rank if self.num_batches > 1 else 0
 
@@ -108,7 +108,7 @@ class Case(DdpSettings, FsdpSettings, PipelineSettings, StepSettings):
     @property
     def apart_from_cap(self) -> tuple[object, ...]:
         """Equal for cases that differ in nothing but the bucket cap."""
-        return tuple(item for item in self.stored().items() if item[0] != "bucket_cap_mb")
+        return tuple(item for item in self.to_row().items() if item[0] != "bucket_cap_mb")
 
     @property
     def impl(self) -> str:
@@ -118,7 +118,7 @@ class Case(DdpSettings, FsdpSettings, PipelineSettings, StepSettings):
     @functools.cached_property
     def case_id(self) -> str:
         """Readable name plus a hash of `stored`: the same settings give the same id everywhere."""
-        settings = {name: value for name, value in self.stored().items() if name != "unit"}
+        settings = {name: value for name, value in self.to_row().items() if name != "unit"}
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:6]
         parts = [self.mode, f"n{self.num_devices}"]
         for setting in SETTINGS_OF.get(self.mode, ()):
@@ -127,13 +127,13 @@ class Case(DdpSettings, FsdpSettings, PipelineSettings, StepSettings):
                 parts.append(short if isinstance(value, bool) else f"{short}{value}".replace("/", "_"))
         return "-".join([*parts, digest])
 
-    def stored(self) -> dict[str, Any]:
+    def to_row(self) -> dict[str, Any]:
         """Every setting as tables hold it."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
 @dataclass(frozen=True)
-class Split:
+class BatchSplit:
     """The way a case splits the batch of a step: the samples that each forward of the model sees."""
 
     num_sources: int
@@ -164,7 +164,7 @@ class Split:
         return 1 if self.gathered else self.num_chunks
 
 
-def why_too_few(folder: str, num_images: int, batch_size: int, num_sources: int) -> str:
+def explain_too_few(folder: str, num_images: int, batch_size: int, num_sources: int) -> str:
     """Say why the images of a folder do not fill a batch of all ranks; empty where they do."""
     if num_images >= batch_size * num_sources:
         return ""
@@ -174,13 +174,13 @@ def why_too_few(folder: str, num_images: int, batch_size: int, num_sources: int)
     )
 
 
-def split_of(case: Case) -> Split:
+def split_batch(case: Case) -> BatchSplit:
     """Return how `case` splits its batch."""
     if case.num_batches > 1:
-        return Split(
+        return BatchSplit(
             case.num_devices, case.batch_per_device, accumulate=case.accumulate, joined=case.sync_batchnorm
         )
     whole = case.batch_per_device * case.num_devices
     if case.spec.has_replicas:
-        return Split(1, whole, num_chunks=case.num_devices, accumulate=case.accumulate, gathered=True)
-    return Split(1, whole, num_chunks=case.num_micro_batches, accumulate=case.accumulate)
+        return BatchSplit(1, whole, num_chunks=case.num_devices, accumulate=case.accumulate, gathered=True)
+    return BatchSplit(1, whole, num_chunks=case.num_micro_batches, accumulate=case.accumulate)

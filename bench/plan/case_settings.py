@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, TypeAlias
 
-from ..common.values import choice, csv, positive_int, switch
-from .buckets import PYTORCH_CAPS, Caps, bucket_caps
+from ..common.values import make_choice_parser, make_csv_parser, parse_positive_int, parse_switch
+from .buckets import PYTORCH_CAPS, Caps, parse_bucket_caps
 
 COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
 MP_POLICIES = ("none", "bf16")
@@ -18,14 +18,14 @@ Value: TypeAlias = bool | int | str
 """Value of a case setting."""
 
 
-def _compile_modes(text: str) -> tuple[str, ...]:
+def _parse_compile_modes(text: str) -> tuple[str, ...]:
     """Modes of torch.compile, `off` before the others: it is what they are compared with."""
-    named = choice(("on", "off", "default", "reduce-overhead", "max-autotune"))
-    modes = csv(lambda part: "default" if named(part) == "on" else part)(text)
+    named = make_choice_parser(("on", "off", "default", "reduce-overhead", "max-autotune"))
+    modes = make_csv_parser(lambda part: "default" if named(part) == "on" else part)(text)
     return tuple(sorted(modes, key=lambda mode: mode != "off"))
 
 
-def option(default: Any, parse: Callable[[str], Any], meaning: str, metavar: str, **more: Any) -> Any:
+def make_option(default: Any, parse: Callable[[str], Any], meaning: str, metavar: str, **more: Any) -> Any:
     """A field that a user can give: its default, its parser, what `--help` says, and what else is known.
 
     Its column of cases.csv is described as in `--help`, unless `column` says more; `usual` is what a run does
@@ -36,20 +36,20 @@ def option(default: Any, parse: Callable[[str], Any], meaning: str, metavar: str
     return field(default=default, metadata=known | more)
 
 
-def _axis(default: Value, parse: Callable[[str], Value], *facts: Any, **more: Any) -> Any:
+def _make_axis(default: Value, parse: Callable[[str], Value], *facts: Any, **more: Any) -> Any:
     usual = {"short": "", "kind": "argument", "unmeasured": (), "usual": (default,)}
-    return option(default, csv(parse), *facts, **usual | more)
+    return make_option(default, make_csv_parser(parse), *facts, **usual | more)
 
 
-def _switch(meaning: str, short: str, *, default: bool = False, **more: Any) -> Any:
-    return _axis(default, switch, meaning, "on|off,…", short=short, **more)
+def _make_switch(meaning: str, short: str, *, default: bool = False, **more: Any) -> Any:
+    return _make_axis(default, parse_switch, meaning, "on|off,…", short=short, **more)
 
 
-def _step_switch(meaning: str, label: str) -> Any:
+def _make_step_switch(meaning: str, label: str) -> Any:
     def parse(text: str) -> tuple[bool]:
-        return (switch(text),)
+        return (parse_switch(text),)
 
-    return option(False, parse, meaning, "on|off", label=label, usual=None)
+    return make_option(False, parse, meaning, "on|off", label=label, usual=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,57 +64,61 @@ class DdpSettings:
     would be wrong.
     """
 
-    bucket_cap_mb: Caps = _axis(  # noqa: RUF009 - a field
+    bucket_cap_mb: Caps = _make_axis(  # noqa: RUF009 - a field
         PYTORCH_CAPS,
-        bucket_caps,
+        parse_bucket_caps,
         "DDP bucket caps in MiB: N, first/then as 4/50, or default, PyTorch's 1/25",
         "CAP,…",
         column="`default`, a number of MiB, `0`, or a `/`-separated list per bucket",
         short="cap",
         usual=(PYTORCH_CAPS, "1", "25", "100"),
     )
-    gradient_as_bucket_view: bool = _switch("DDP: gradients are views of the buckets", "view")
-    static_graph: bool = _switch("DDP: the graph never changes", "static")
-    find_unused_parameters: bool = _switch("DDP: search for parameters without gradient", "unused")
-    skip_all_reduce_unused_params: bool = _switch(
+    gradient_as_bucket_view: bool = _make_switch("DDP: gradients are views of the buckets", "view")
+    static_graph: bool = _make_switch("DDP: the graph never changes", "static")
+    find_unused_parameters: bool = _make_switch("DDP: search for parameters without gradient", "unused")
+    skip_all_reduce_unused_params: bool = _make_switch(
         "DDP: send no bucket of parameters without gradient; with --find-unused-parameters or --static-graph",
         "skip",
         column="DDP: send no bucket of parameters without gradient; no `comm_ms`: not every bucket is sent",
         unmeasured=("comm", "calibration"),
     )
-    batched_grad_copy: bool = _switch("DDP: copy all gradients of a bucket at once (torch ≥ 2.12)", "batched")
-    lazy_bucket_allocation: bool = _switch(
+    batched_grad_copy: bool = _make_switch(
+        "DDP: copy all gradients of a bucket at once (torch ≥ 2.12)", "batched"
+    )
+    lazy_bucket_allocation: bool = _make_switch(
         "DDP: allocate buckets as they become ready (torch ≥ 2.15)", "lazy"
     )
-    zero_optimizer: bool = _switch(
+    zero_optimizer: bool = _make_switch(
         "DDP: ranks share the optimizer's state (ZeRO-1, ZeroRedundancyOptimizer)",
         "zero",
         column="whether ranks share the optimizer's state (ZeRO-1); no `comm_ms`: parameters are sent too",
         kind="other",
         unmeasured=("comm", "calibration"),
     )
-    sync_buffers: bool = _switch(
+    sync_buffers: bool = _make_switch(
         "DDP: broadcast buffers in the forward", "nobuf", default=True, kind="training"
     )
-    sync_batchnorm: bool = _switch("DDP: convert to SyncBatchNorm (GPUs only)", "syncbn", kind="training")
-    comm_hook: str = _axis(
+    sync_batchnorm: bool = _make_switch(
+        "DDP: convert to SyncBatchNorm (GPUs only)", "syncbn", kind="training"
+    )
+    comm_hook: str = _make_axis(
         "none",
-        choice(COMM_HOOKS),
+        make_choice_parser(COMM_HOOKS),
         "DDP: gradient compression: none, fp16, bf16, powersgd",
         "HOOK,…",
         kind="training",
     )
-    accumulate: int = _axis(
+    accumulate: int = _make_axis(
         1,
-        positive_int,
+        parse_positive_int,
         "DDP: micro-batches per synchronisation",
         "K,…",
         short="acc",
         kind="training",
     )
-    optimize_ddp: str = _axis(
+    optimize_ddp: str = _make_axis(
         DDP_OPTIMIZER,
-        choice((DDP_OPTIMIZER, "no_optimization")),
+        make_choice_parser((DDP_OPTIMIZER, "no_optimization")),
         "compiled DDP: ddp_optimizer splits the graph at buckets, no_optimization does not",
         "WAY,…",
         kind="other",
@@ -126,22 +130,22 @@ class StepSettings:
     """Settings of a step, all but `compile` the same in a run; the defaults are those of plain PyTorch.
 
     A field declares a setting as those of `DdpSettings` do, with what names it on the page. What nobody has
-    given the device decides: see `with_device_defaults`.
+    given the device decides: see `fill_device_defaults`.
     """
 
-    channels_last: bool = _step_switch(
+    channels_last: bool = _make_step_switch(
         "images and weights in memory format channels_last (default: GPU on, CPU off)", "channels_last"
     )
-    fused_optimizer: bool = _step_switch(
+    fused_optimizer: bool = _make_step_switch(
         "the optimizer's fused kernels (default: GPU on where it has them, CPU off)",
         "fused optimizer",
     )
-    cudnn_benchmark: bool = _step_switch(
+    cudnn_benchmark: bool = _make_step_switch(
         "let cuDNN time its algorithms and take the fastest (default: off)", "cuDNN benchmark"
     )
-    compile: str = option(
+    compile: str = make_option(
         "off",
-        _compile_modes,
+        _parse_compile_modes,
         "torch.compile: off, on (mode default), reduce-overhead (CUDA graphs), max-autotune (default: off)",
         "MODE,…",
         column="mode of torch.compile, or `off`",
@@ -154,15 +158,15 @@ class StepSettings:
 class PipelineSettings:
     """One value of every setting of the mode `pipeline` that a run may vary; declared as those of DDP."""
 
-    pipeline_schedule: str = _axis(
+    pipeline_schedule: str = _make_axis(
         "gpipe",
-        choice(("gpipe", "1f1b")),
+        make_choice_parser(("gpipe", "1f1b")),
         "pipeline: order of forwards and backwards: gpipe, 1f1b",
         "NAME,…",
     )
-    micro_batches: int = _axis(
+    micro_batches: int = _make_axis(
         4,
-        positive_int,
+        parse_positive_int,
         "pipeline: micro-batches of a step",
         "M,…",
         short="m",
@@ -173,14 +177,14 @@ class PipelineSettings:
 class FsdpSettings:
     """One value of every setting of `fully_shard` and `replicate` that a run may vary; declared as DDP's."""
 
-    mp_policy: str = _axis(
+    mp_policy: str = _make_axis(
         "none",
-        choice(MP_POLICIES),
+        make_choice_parser(MP_POLICIES),
         "fsdp, replicate: autocast, or a MixedPrecisionPolicy: bf16 parameters, float32 reduction",
         "POLICY,…",
         kind="training",
     )
-    reshard_after_forward: bool = _switch(
+    reshard_after_forward: bool = _make_switch(
         "fsdp: give a block's parameters back after its forward, and gather them again in the backward",
         "kept",
         default=True,

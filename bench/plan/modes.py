@@ -35,16 +35,16 @@ class ModeSpec:
     """True of modes beside DP and DDP: DDP's successor, and those that a model's memory or size asks for."""
 
 
-_BESIDE = {"rank_per_device": True, "is_comparator": True}
+_COMPARATOR_FACTS = {"rank_per_device": True, "is_comparator": True}
 
 SPECS: Mapping[str, ModeSpec] = {
     "single": ModeSpec(label="single", holds_whole=True),
     "dp": ModeSpec(label="DP", has_replicas=True, holds_whole=True),
     "ddp": ModeSpec(label="DDP", rank_per_device=True, splits_batch=True, has_buckets=True, holds_whole=True),
-    "replicate": ModeSpec(label="replicate", splits_batch=True, is_composable=True, **_BESIDE),
-    "fsdp": ModeSpec(label="FSDP2", splits_batch=True, is_composable=True, **_BESIDE),
-    "partition": ModeSpec(label="partition", is_staged=True, **_BESIDE),
-    "pipeline": ModeSpec(label="pipeline", is_staged=True, has_micro_batches=True, **_BESIDE),
+    "replicate": ModeSpec(label="replicate", splits_batch=True, is_composable=True, **_COMPARATOR_FACTS),
+    "fsdp": ModeSpec(label="FSDP2", splits_batch=True, is_composable=True, **_COMPARATOR_FACTS),
+    "partition": ModeSpec(label="partition", is_staged=True, **_COMPARATOR_FACTS),
+    "pipeline": ModeSpec(label="pipeline", is_staged=True, has_micro_batches=True, **_COMPARATOR_FACTS),
 }
 """Every mode, in the order of plans."""
 

@@ -11,22 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from ..common.errors import UsageError
-from ..common.values import did_you_mean, named
+from ..common.values import parse_option, suggest_known
 from .case_settings import STEP_DEFAULTS
 from .modes import SPECS
 from .settings import (
-    LEAST_BLOCK_S,
     MARGINS,
     MAX_TIME_S,
+    MIN_BLOCK_S,
     RACE_S,
     ResolvedSettings,
     Settings,
-    as_text,
-    options_of,
-    stored_text,
+    format_stored,
+    format_value,
+    list_options,
 )
 
-MOST_TOML_BYTES = 2**20
+MAX_TOML_BYTES = 2**20
 
 PRESETS: dict[str, dict[str, Any]] = {
     "quick": {"arch": "resnet20", "batch_size": 32, "max_time": "30s", "bucket_cap_mb": "default,0.25"},
@@ -51,7 +51,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 RACE_DEFAULTS = {"gpus": "all", "max_time": f"{RACE_S:g}s"}
-"""Defaults of a race that `with_device_defaults` decides, as `--help` names them."""
+"""Defaults of a race that `fill_device_defaults` decides, as `--help` names them."""
 
 
 def resolve(
@@ -64,38 +64,38 @@ def resolve(
     Raises UsageError that names the layer, the key and the fix.
     """
     if preset is not None and preset not in PRESETS:
-        raise UsageError(f"unknown preset {preset!r}; {did_you_mean(preset, PRESETS)}")
+        raise UsageError(f"unknown preset {preset!r}; {suggest_known(preset, PRESETS)}")
     layers: list[tuple[str, Mapping[str, Any]]] = []
     if preset is not None:
         layers.append((f"preset {preset}: ", PRESETS[preset]))
     if config is not None:
         layers.append((f"{config}: ", read_toml(config)))
     layers.append(("", command_line))
-    known = {option.name: option for option in options_of()}
+    known = {option.name: option for option in list_options()}
     values: dict[str, Any] = {}
     for where, layer in layers:
         for raw_key, raw in layer.items():
             key = raw_key.replace("-", "_")
             if key not in known:
-                raise UsageError(f"{where}unknown key {raw_key!r}; {did_you_mean(key, known)}")
-            values[key] = named(key, known[key].metadata["parse"], as_text(raw), where=where)
+                raise UsageError(f"{where}unknown key {raw_key!r}; {suggest_known(key, known)}")
+            values[key] = parse_option(key, known[key].metadata["parse"], format_value(raw), where=where)
         if "workload" in layer and "arch" not in layer:
             values.pop("arch", None)
-    return Settings.of(values | {"preset": preset, "caps_given": "bucket_cap_mb" in values})
+    return Settings.from_values(values | {"preset": preset, "caps_given": "bucket_cap_mb" in values})
 
 
 def read_toml(path: Path) -> dict[str, Any]:
     """A `--config` file as a dictionary. Raises UsageError where it cannot be read or is no TOML."""
     try:
         found = path.stat()
-        is_usual = stat.S_ISREG(found.st_mode) and found.st_size <= MOST_TOML_BYTES
+        is_usual = stat.S_ISREG(found.st_mode) and found.st_size <= MAX_TOML_BYTES
         content = path.read_bytes() if is_usual else b""  # a pipe would hold the command up for ever
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", error)
         raise UsageError(f"--config {path}: {why}; name a readable TOML file") from None
     if not is_usual:
         raise UsageError(
-            f"--config {path} is no regular file of at most {MOST_TOML_BYTES} bytes; name another"
+            f"--config {path} is no regular file of at most {MAX_TOML_BYTES} bytes; name another"
         )
     try:
         return tomllib.loads(content.decode("utf-8"))
@@ -117,7 +117,7 @@ BATCH_BY_MEMORY = ((60.0, 256), (30.0, 128), (14.0, 64), (0.0, 32))
 bf16, and twice that in fp32, beside a dozen cases of 0.4 GB that stay in memory."""
 
 
-def with_device_defaults(
+def fill_device_defaults(
     settings: Settings, *, device_type: str, num_local_devices: int, gpu: GpuKind | None = None
 ) -> ResolvedSettings:
     """Fill what depends on the device: a CPU gets minutes of ResNet-18, a GPU a ResNet-50 as it is trained.
@@ -129,10 +129,10 @@ def with_device_defaults(
     arch = settings.arch
     if arch is None and settings.workload is None:
         arch = "resnet18" if on_cpu else "resnet50"
-    counts = settings.gpus or _counts(num_local_devices, with_all=not on_cpu or settings.race)
+    counts = settings.gpus or _list_counts(num_local_devices, with_all=not on_cpu or settings.race)
     # A race is for one number of devices: what is best for two may not be for eight.
     counts = counts[-1:] if settings.race and not settings.gpus else counts
-    precision = settings.precision or ("fp32" if gpu is None else _precision(gpu))
+    precision = settings.precision or ("fp32" if gpu is None else _choose_precision(gpu))
     by_device: dict[str, Any] = {
         "precision": precision,
         "margin": MARGINS[device_type],
@@ -157,47 +157,47 @@ def with_device_defaults(
         "backend": ("gloo" if on_cpu else "nccl") if settings.backend == "auto" else settings.backend,
         "gpus": counts,
         "arch": arch,
-        "image_size": settings.image_size or default_image_size(arch or "", device_type),
-        "batch_size": settings.batch_size or (_batch_size(settings, counts, gpu),),
+        "image_size": settings.image_size or choose_image_size(arch or "", device_type),
+        "batch_size": settings.batch_size or (_choose_batch_size(settings, counts, gpu),),
         "max_time": settings.max_time or (None if settings.rounds else usual_s),
         "steps": settings.steps or 1,
     }
     if settings.least_block_s is None:
-        decided["least_block_s"] = 0.0 if on_cpu or settings.steps else LEAST_BLOCK_S
+        decided["least_block_s"] = 0.0 if on_cpu or settings.steps else MIN_BLOCK_S
     return ResolvedSettings(**asked | decided)
 
 
-def default_image_size(arch: str, device_type: str) -> int:
+def choose_image_size(arch: str, device_type: str) -> int:
     """Height and width in pixels: 224, or 32 for ResNet-20 and where a CPU core stands in."""
     return 32 if arch == "resnet20" or device_type == "cpu" else 224
 
 
-def _counts(num_devices: int, *, with_all: bool) -> tuple[int, ...]:
+def _list_counts(num_devices: int, *, with_all: bool) -> tuple[int, ...]:
     """Powers of two, `with_all` devices at the end: six GPUs are 1, 2, 4 and 6."""
     powers = {2**i for i in range(num_devices.bit_length()) if 2**i <= num_devices}
     return tuple(sorted(powers | ({num_devices} if with_all and num_devices else set()))) or (1,)
 
 
-def _precision(gpu: GpuKind) -> str:
+def _choose_precision(gpu: GpuKind) -> str:
     major, _ = gpu.capability
     return "bf16" if major >= 8 else "fp16" if major == 7 else "fp32"
 
 
-def _batch_size(settings: Settings, counts: Iterable[int], gpu: GpuKind | None) -> int:
+def _choose_batch_size(settings: Settings, counts: Iterable[int], gpu: GpuKind | None) -> int:
     """Return the batch size by memory; under strong scaling the next that divides over all device counts."""
     size = 16 if gpu is None else next(size for least, size in BATCH_BY_MEMORY if gpu.memory_gib >= least)
     step = math.lcm(*counts) if settings.scaling == "strong" else 1
     return -(-size // step) * step
 
 
-def as_options(settings: Settings, without: Collection[str]) -> list[str]:
+def write_options(settings: Settings, without: Collection[str]) -> list[str]:
     """Write the command line of what is not the default, `without` those of these names."""
     found: list[str] = []
     plain = {} if settings.device == "cuda" else {"precision": "fp32", **STEP_DEFAULTS}
     values = settings.stored()
-    for one in options_of():
+    for one in list_options():
         value, usual = values[one.name], one.metadata["usual"]
         usual = plain.get(one.name) if usual is None else usual
-        if one.name not in without and value is not None and as_text(value) != as_text(usual):
-            found += [f"--{one.name.replace('_', '-')}", stored_text(value, one.metadata["parse"])]
+        if one.name not in without and value is not None and format_value(value) != format_value(usual):
+            found += [f"--{one.name.replace('_', '-')}", format_stored(value, one.metadata["parse"])]
     return found

@@ -8,12 +8,21 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
 from ..common.errors import UsageError
-from ..common.values import choice, csv, duration_s, fraction, named, positive_int, switch, whole_number
-from .case_settings import MODE_SETTINGS, STEP_DEFAULTS, STEP_SETTINGS, SWEPT, Value, option
+from ..common.values import (
+    make_choice_parser,
+    make_csv_parser,
+    parse_duration_s,
+    parse_fraction,
+    parse_option,
+    parse_positive_int,
+    parse_switch,
+    parse_whole_number,
+)
+from .case_settings import MODE_SETTINGS, STEP_DEFAULTS, STEP_SETTINGS, SWEPT, Value, make_option
 from .modes import MODES
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-OWN_PRECISIONS = {"fp64": "fp64", "bf16": "pure bf16", "fp16": "pure fp16"}
+PARAMETER_PRECISIONS = {"fp64": "fp64", "bf16": "pure bf16", "fp16": "pure fp16"}
 """Name of training without autocast, by the type of parameters that are not fp32."""
 
 NCCL_BACKENDS = ("nccl2", "nccl-lazy")
@@ -29,16 +38,16 @@ MAX_TIME_S = {"cpu": 140.0, "cuda": 540.0}
 RACE_S = 130.0
 """Default limit of rounds of a race, in seconds."""
 
-LEAST_BLOCK_S = 1.0
+MIN_BLOCK_S = 1.0
 """Seconds of a block on a GPU: its clock and its queue are the same throughout most of it."""
 
-MOST_DEVICES = 4096
+MAX_DEVICES = 4096
 """Largest device count of a case or a prediction: a slip of the keyboard ends here."""
 
 IMAGES = "images"
 """Unit of throughput of image models."""
 
-MOST_UNITS = 10**9
+MAX_UNITS = 10**9
 """Units in a sample; more would be a mistake, and products of counts stay exact."""
 
 
@@ -52,9 +61,9 @@ REMOVED = {"sustain": None, "delay_all_reduce": [0], "ddp_mixed_precision": ["no
 """Settings of earlier versions, which say nothing where they are the default; as manifests hold them."""
 
 
-def _ascending(text: str) -> tuple[int, ...]:
+def _parse_ascending(text: str) -> tuple[int, ...]:
     """Parse whole numbers, the smallest first: others are compared with that, which fits if any does."""
-    return tuple(sorted(csv(positive_int)(text)))
+    return tuple(sorted(make_csv_parser(parse_positive_int)(text)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,118 +73,132 @@ class Settings:
     axes: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     """Values to measure of each setting of cases; those of `StepSettings` only where they are given."""
 
-    modes: tuple[str, ...] = option(
+    modes: tuple[str, ...] = make_option(
         ("dp", "ddp"),
-        csv(choice(MODES)),
+        make_csv_parser(make_choice_parser(MODES)),
         "besides single (one device): dp, ddp, replicate, fsdp, partition, pipeline (docs/forms.md)",
         "MODE,…",
     )
-    gpus: tuple[int, ...] | None = option(
+    gpus: tuple[int, ...] | None = make_option(
         None,
-        csv(positive_int),
+        make_csv_parser(parse_positive_int),
         "device counts (which: CUDA_VISIBLE_DEVICES); CPU cores without GPUs (default: 1, 2, 4 … all)",
         "N,…",
     )
-    arch: str | None = option(
+    arch: str | None = make_option(
         None, str, "built-in model, resnet20 to resnet152 (default: CPU resnet18, GPU resnet50)", "NAME"
     )
-    workload: str | None = option(
+    workload: str | None = make_option(
         None,
         str,
         "your model: a function returning an nn.Module for images, else a Workload (docs/own-model.md)",
         "package.module:name",
     )
-    batch_size: tuple[int, ...] | None = option(
-        None, _ascending, "samples per device (default: CPU 16, GPU what fits)", "N,…"
+    batch_size: tuple[int, ...] | None = make_option(
+        None, _parse_ascending, "samples per device (default: CPU 16, GPU what fits)", "N,…"
     )
-    image_size: int | None = option(None, positive_int, "pixels of a side (default: CPU 32, GPU 224)", "N")
-    data: str = option(
+    image_size: int | None = make_option(
+        None, parse_positive_int, "pixels of a side (default: CPU 32, GPU 224)", "N"
+    )
+    data: str = make_option(
         "device",
         str,
         "batches: synthetic on the device, on the host, or a folder of images",
         "device|host|DIR",
     )
-    data_workers: int = option(2, whole_number, "loader processes per rank, with a folder", "N")
-    scaling: str = option(
-        "weak", choice(("weak", "strong")), "what stays fixed: batch per device, or in all", "weak|strong"
+    data_workers: int = make_option(2, parse_whole_number, "loader processes per rank, with a folder", "N")
+    scaling: str = make_option(
+        "weak",
+        make_choice_parser(("weak", "strong")),
+        "what stays fixed: batch per device, or in all",
+        "weak|strong",
     )
-    precision: str | None = option(
-        None, choice(PRECISIONS), "arithmetic (default: CPU fp32, GPU bf16 if it can)", "|".join(PRECISIONS)
+    precision: str | None = make_option(
+        None,
+        make_choice_parser(PRECISIONS),
+        "arithmetic (default: CPU fp32, GPU bf16 if it can)",
+        "|".join(PRECISIONS),
     )
-    device: str = option("auto", choice(("auto", "cpu", "cuda")), "where to train", "auto|cpu|cuda")
-    backend: str = option(
+    device: str = make_option(
+        "auto", make_choice_parser(("auto", "cpu", "cuda")), "where to train", "auto|cpu|cuda"
+    )
+    backend: str = make_option(
         "auto",
-        choice(("auto", "nccl", *NCCL_BACKENDS, "gloo")),
+        make_choice_parser(("auto", "nccl", *NCCL_BACKENDS, "gloo")),
         "gradient process group; nccl2 and nccl-lazy take torch ≥ 2.14",
         "auto|nccl|gloo|…",
     )
-    numa_bind: bool = option(True, switch, "keep each rank on the CPU cores of its GPU's NUMA node", "on|off")
-    share_gpus: bool = option(False, switch, "more ranks than GPUs: shows that it works, not speed", "on|off")
-    rounds: int | None = option(
-        None, positive_int, "measure each case N times (default: enough to compare, or as fit)", "N"
+    numa_bind: bool = make_option(
+        True, parse_switch, "keep each rank on the CPU cores of its GPU's NUMA node", "on|off"
     )
-    precision_target: float | None = option(
+    share_gpus: bool = make_option(
+        False, parse_switch, "more ranks than GPUs: shows that it works, not speed", "on|off"
+    )
+    rounds: int | None = make_option(
+        None, parse_positive_int, "measure each case N times (default: enough to compare, or as fit)", "N"
+    )
+    precision_target: float | None = make_option(
         None,
-        fraction,
+        parse_fraction,
         "stop when every throughput is known to ± this (default: when comparisons are, to half the margin)",
         "2%",
     )
-    margin: float | None = option(
-        None, fraction, "differences up to this count as none (default: CPU 5%%, GPU 1%%)", "5%"
+    margin: float | None = make_option(
+        None, parse_fraction, "differences up to this count as none (default: CPU 5%%, GPU 1%%)", "5%"
     )
-    max_time: float | None = option(
+    max_time: float | None = make_option(
         None,
-        duration_s,
+        parse_duration_s,
         "limit of the rounds, as 90s or 2h; proofs and compilers are extra "
         f"(default: CPU {MAX_TIME_S['cpu']:g}s, GPU {MAX_TIME_S['cuda'] / 60:g}m)",
         "10m",
     )
-    race: bool = option(
+    race: bool = make_option(
         False,
-        switch,
+        parse_switch,
         f"drop the slowest cases one after another: more rounds for the others, in {RACE_S:g}s",
         "on|off",
     )
-    case_timeout: float | None = option(
-        None, duration_s, "give a case up that hangs this long (default: 20 times the usual)", "60s"
+    case_timeout: float | None = make_option(
+        None, parse_duration_s, "give a case up that hangs this long (default: 20 times the usual)", "60s"
     )
-    steps: int | None = option(
-        None, positive_int, "steps per block (default: CPU 1, GPU as many as take 1 s)", "N"
+    steps: int | None = make_option(
+        None, parse_positive_int, "steps per block (default: CPU 1, GPU as many as take 1 s)", "N"
     )
-    trace: bool = option(False, switch, "keep a Chrome trace per case and rank", "on|off")
-    telemetry: bool = option(
-        True, switch, "sample clocks, power and temperature of the GPUs in timed blocks", "on|off"
+    trace: bool = make_option(False, parse_switch, "keep a Chrome trace per case and rank", "on|off")
+    telemetry: bool = make_option(
+        True, parse_switch, "sample clocks, power and temperature of the GPUs in timed blocks", "on|off"
     )
-    allreduce_curve: bool = option(
-        False, switch, "also time the all-reduce by itself over message sizes", "on|off"
+    allreduce_curve: bool = make_option(
+        False, parse_switch, "also time the all-reduce by itself over message sizes", "on|off"
     )
-    calibrate: bool | None = option(
+    calibrate: bool | None = make_option(
         None,
-        switch,
+        parse_switch,
         "also measure what predictions and tuning need: calibration.json (default: of DDP on one GPU alone)",
         "on|off",
     )
-    passes: tuple[str, ...] = option(
+    passes: tuple[str, ...] = make_option(
         PASSES,
-        csv(choice((*PASSES, "none"))),
+        make_csv_parser(make_choice_parser((*PASSES, "none"))),
         "what to measure beside throughput: no_sync, comm, anatomy, trace, or none",
         "PASS,…",
     )
-    sweep: str = option(
+    sweep: str = make_option(
         "grid",
-        choice(("grid", "star")),
+        make_choice_parser(("grid", "star")),
         "DDP settings: every combination, or one varied at a time from the first of each",
         "grid|star",
     )
-    seed: int = option(0, whole_number, "seed of weights, batches and order", "N")
-    name: str = option("run", str, "label in the results folder's name", "NAME")
+    seed: int = make_option(0, parse_whole_number, "seed of weights, batches and order", "N")
+    name: str = make_option("run", str, "label in the results folder's name", "NAME")
     preset: str | None = None
     """Name of the preset that gave the values."""
     caps_given: bool = False
     """True where anyone but the default chose `bucket_cap_mb`."""
     least_block_s: float | None = None
     """Least seconds of a block, where `steps` leaves it open."""
-    out: str | None = option(None, str, "results folder (default: results/<time>-<host>-<name>)", "DIR")
+    out: str | None = make_option(None, str, "results folder (default: results/<time>-<host>-<name>)", "DIR")
 
     def __post_init__(self) -> None:
         """Add the default sweep, and reject what no machine could run."""
@@ -187,17 +210,17 @@ class Settings:
             raise UsageError(f"--{empty} is empty; name one, or leave the option out")
         if "none" in self.passes and len(self.passes) > 1:
             raise UsageError("--passes none stands alone; leave none out, or the other passes")
-        if max(self.gpus or (1,)) > MOST_DEVICES:
-            raise UsageError(f"--gpus {max(self.gpus or (1,))} is more than {MOST_DEVICES} devices")
+        if max(self.gpus or (1,)) > MAX_DEVICES:
+            raise UsageError(f"--gpus {max(self.gpus or (1,))} is more than {MAX_DEVICES} devices")
         if not self.name or not all(c.isalnum() or c in "-_." for c in self.name):
             raise UsageError(f"--name {self.name!r} may hold only letters, digits, '-', '_' and '.'")
 
-    def first(self, axis: str) -> Any:
+    def get_first(self, axis: str) -> Any:
         """The value with which a sweep begins; of a step setting that is a switch, the only one."""
         return self.axes[axis][0]
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Settings:
+    def from_values(cls, values: Mapping[str, Any]) -> Settings:
         """From parsed values by name, those of axes among them."""
         axes = {name: value for name, value in values.items() if name in AXES}
         return cls(axes=axes, **{name: value for name, value in values.items() if name not in axes})
@@ -210,10 +233,10 @@ class Settings:
         return given | {name: given[name][0] for name in one if given[name]}
 
     @classmethod
-    def of_stored(cls, values: Mapping[str, Any]) -> Settings:
+    def from_stored(cls, values: Mapping[str, Any]) -> Settings:
         """The settings that a manifest holds. Raises UsageError for a value that no option gives."""
-        parsers: dict[str, Any] = {"preset": str, "caps_given": switch, "least_block_s": float}
-        parsers |= {option.name: option.metadata["parse"] for option in options_of()}
+        parsers: dict[str, Any] = {"preset": str, "caps_given": parse_switch, "least_block_s": float}
+        parsers |= {option.name: option.metadata["parse"] for option in list_options()}
         found: dict[str, Any] = {}
         for name, value in values.items():
             if name in REMOVED and value == REMOVED[name]:
@@ -221,8 +244,8 @@ class Settings:
             if name not in parsers:
                 raise UsageError(f"another version of ddp-bench has set {name}; use that one")
             if value is not None:
-                found[name] = named(name, parsers[name], stored_text(value, parsers[name]))
-        return cls.of(found)
+                found[name] = parse_option(name, parsers[name], format_stored(value, parsers[name]))
+        return cls.from_values(found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,7 +261,7 @@ class ResolvedSettings(Settings):
     calibrate: bool = field()
     least_block_s: float = field()
 
-    def steps_per_block(self, step_s: float) -> int:
+    def count_steps_per_block(self, step_s: float) -> int:
         """Steps of a timed block of a case whose step takes so many seconds.
 
         With a folder each loader process gives as many of their batches: those of all may come together.
@@ -248,8 +271,8 @@ class ResolvedSettings(Settings):
         return steps + -steps % self.data_workers if from_loaders else steps
 
 
-def options_of() -> list[Field[Any]]:
-    """The settings that a user can give, with what `option` knows of each.
+def list_options() -> list[Field[Any]]:
+    """The settings that a user can give, with what `make_option` knows of each.
 
     In the order in which commands repeat them: what is trained, how a step is computed, the axes, the rest.
     """
@@ -258,17 +281,17 @@ def options_of() -> list[Field[Any]]:
     return [*own[:rest], *STEP_SETTINGS, *MODE_SETTINGS, *own[rest:]]
 
 
-def stored_text(raw: Any, parse: object) -> str:
+def format_stored(raw: Any, parse: object) -> str:
     """A stored value as its option takes it: durations are stored in seconds."""
-    return as_text(raw) + ("s" if parse is duration_s and isinstance(raw, int | float) else "")
+    return format_value(raw) + ("s" if parse is parse_duration_s and isinstance(raw, int | float) else "")
 
 
-def as_text(raw: Any) -> str:
+def format_value(raw: Any) -> str:
     """A value as its option takes it."""
     if isinstance(raw, bool):
         return "on" if raw else "off"
     if isinstance(raw, list | tuple):
-        return ",".join(as_text(item) for item in raw)
+        return ",".join(format_value(item) for item in raw)
     if isinstance(raw, float):
         return f"{raw:.15f}".rstrip("0").rstrip(".")  # 1e-05 is no option's number
     return str(raw)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..common.errors import UsageError
-from ..common.numbers import plural
-from .buckets import caps_mib
+from ..common.numbers import format_count
+from .buckets import parse_caps_mib
 from .case import GRAPH_MODES, Case
 from .case_settings import DDP_OPTIMIZER, SETTINGS_OF, STEP_DEFAULTS
 from .modes import RANK_PER_DEVICE, SPECS
@@ -59,7 +59,7 @@ class Planned:
     skip_reason: str | None = None
 
 
-def expand(
+def expand_cases(
     settings: ResolvedSettings,
     machine: Machine,
     *,
@@ -81,7 +81,7 @@ def expand(
     _check(settings)
     counts = settings.gpus
 
-    def case(batch: int, compile_mode: str, mode: str, n: int, **extra: Any) -> Case:
+    def make_case(batch: int, compile_mode: str, mode: str, n: int, **extra: Any) -> Case:
         return Case(
             mode=mode,
             num_devices=n,
@@ -94,22 +94,24 @@ def expand(
             device_type=machine.device_type,
             unit=unit,
             units_per_sample=units_per_sample,
-            **{name: settings.first(name) for name in STEP_DEFAULTS} | {"compile": compile_mode},
+            **{name: settings.get_first(name) for name in STEP_DEFAULTS} | {"compile": compile_mode},
             **extra,
         )
 
     cases = []
-    for batch, compiled in _variants(settings):
-        cases.append(case(batch, compiled, "single", 1))
+    for batch, compiled in _pair_variants(settings):
+        cases.append(make_case(batch, compiled, "single", 1))
         if "dp" in settings.modes:
-            cases += [case(batch, compiled, "dp", n) for n in counts]
+            cases += [make_case(batch, compiled, "dp", n) for n in counts]
         for mode in (mode for mode in RANK_PER_DEVICE if mode in settings.modes):
-            points = [(n, point) for n in counts for point in _points(settings, mode, n, batch, compiled)]
+            points = [
+                (n, point) for n in counts for point in _expand_axes(settings, mode, n, batch, compiled)
+            ]
             staged = SPECS[mode].is_staged and settings.backend == "nccl" and machine.staged_backend
             backend = staged or settings.backend
-            cases += [case(batch, compiled, mode, n, backend=backend, **point) for n, point in points]
-    planned = [_placed(c, machine, settings) for c in cases]
-    if machine.is_exclusive and max(world_size(planned), len(machine.rank_hosts)) > 1:
+            cases += [make_case(batch, compiled, mode, n, backend=backend, **point) for n, point in points]
+    planned = [_plan_case(c, machine, settings) for c in cases]
+    if machine.is_exclusive and max(count_ranks(planned), len(machine.rank_hosts)) > 1:
         planned = [
             replace(p, skip_reason=p.skip_reason or EXCLUSIVE) if p.case.spec.has_replicas else p
             for p in planned
@@ -122,10 +124,10 @@ def expand(
     return planned
 
 
-def _variants(settings: ResolvedSettings) -> list[tuple[int, str]]:
+def _pair_variants(settings: ResolvedSettings) -> list[tuple[int, str]]:
     """Pair batch sizes with modes of torch.compile; each pair has a `single`, and under `star` one varies."""
     every = itertools.product(settings.batch_size, map(str, settings.axes["compile"]))
-    first = settings.batch_size[0], settings.first("compile")
+    first = settings.batch_size[0], settings.get_first("compile")
     return [one for one in every if settings.sweep == "grid" or one[0] == first[0] or one[1] == first[1]]
 
 
@@ -133,7 +135,7 @@ def _check(settings: ResolvedSettings) -> None:
     """Raise UsageError for what no case of these settings can do."""
     if settings.axes["compile"] == ("off",) and settings.axes["optimize_ddp"] != (DDP_OPTIMIZER,):
         raise UsageError("--optimize-ddp is about compiled DDP; give --compile on, or off,on, with it")
-    if settings.calibrate and settings.first("comm_hook") == "powersgd":
+    if settings.calibrate and settings.get_first("comm_hook") == "powersgd":
         raise UsageError(
             "--calibrate on looks into the first --comm-hook, and of powersgd nothing can be predicted: its "
             "messages are not the buckets; name another one first, as in --comm-hook none,powersgd"
@@ -163,13 +165,13 @@ def is_calibrated(case: Case, settings: ResolvedSettings) -> bool:
 
 def is_base(case: Case, settings: ResolvedSettings) -> bool:
     """Tell whether a case has the first value of each list of the sweep."""
-    first = settings.first("compile")
+    first = settings.get_first("compile")
     return (case.batch, case.compile) == (settings.batch_size[0], first) and all(
-        getattr(case, name) == values[0] for name, values in _axes(settings, case.mode, first).items()
+        getattr(case, name) == values[0] for name, values in _list_axes(settings, case.mode, first).items()
     )
 
 
-def _axes(settings: ResolvedSettings, mode: str, compiled: str) -> dict[str, tuple[Any, ...]]:
+def _list_axes(settings: ResolvedSettings, mode: str, compiled: str) -> dict[str, tuple[Any, ...]]:
     """Values of every setting of a mode; how compiled DDP is optimised means nothing to eager cases."""
     axes = {setting.name: settings.axes[setting.name] for setting in SETTINGS_OF.get(mode, ())}
     return (
@@ -177,11 +179,11 @@ def _axes(settings: ResolvedSettings, mode: str, compiled: str) -> dict[str, tup
     )
 
 
-def _points(
+def _expand_axes(
     settings: ResolvedSettings, mode: str, num_devices: int, batch: int, compiled: str
 ) -> list[dict[str, Any]]:
     """A mode's settings to measure at one device count: all combinations, or one varied at a time."""
-    axes = _axes(settings, mode, compiled)
+    axes = _list_axes(settings, mode, compiled)
     if num_devices == 1 and SPECS[mode].has_buckets:
         # Without communication the buckets change nothing: one cap, and one way to split at it, are enough.
         axes |= {name: axes[name][:1] for name in ("bucket_cap_mb", "optimize_ddp")}
@@ -191,19 +193,19 @@ def _points(
     if num_devices == 1 or batch != settings.batch_size[0]:
         return [base]
     of_compiled = {name: values for name, values in axes.items() if name == "optimize_ddp"}
-    varied = axes if compiled == settings.first("compile") else of_compiled
+    varied = axes if compiled == settings.get_first("compile") else of_compiled
     return [base, *({**base, name: value} for name, values in varied.items() for value in values[1:])]
 
 
-def _placed(case: Case, machine: Machine, settings: ResolvedSettings) -> Planned:
+def _plan_case(case: Case, machine: Machine, settings: ResolvedSettings) -> Planned:
     ranks_on = Counter(machine.rank_hosts[: case.num_ranks]) or Counter([""] * case.num_ranks)
     nodes = len(ranks_on)
     on_a_node = max(ranks_on.values()) if case.spec.rank_per_device else case.num_devices
     shared = _is_shared(case, machine, on_a_node)
-    reason = _skip_reason(case, machine, on_a_node, shared=shared and not settings.share_gpus)
+    reason = _find_skip_reason(case, machine, on_a_node, shared=shared and not settings.share_gpus)
     if settings.share_gpus and machine.device_type == "cuda" and case.mode != "single":
         shared = True  # what lets ranks share GPUs holds for the processes, in cases that share none too
-    is_unasked = not settings.caps_given and case.bucket_cap_mb != settings.first("bucket_cap_mb")
+    is_unasked = not settings.caps_given and case.bucket_cap_mb != settings.get_first("bucket_cap_mb")
     if reason is None and case.spec.has_buckets and shared and is_unasked:
         reason = "caps tell little where devices are shared; --bucket-cap-mb measures those that it names"
     return Planned(case=case, num_nodes=nodes, oversubscribed=shared, skip_reason=reason)
@@ -217,23 +219,23 @@ def _is_shared(case: Case, machine: Machine, on_a_node: int) -> bool:
     return on_a_node > (machine.devices_per_process or machine.devices_per_node)
 
 
-def _skip_reason(case: Case, machine: Machine, on_a_node: int, *, shared: bool) -> str | None:
-    if (reason := _senseless(case)) is not None:
+def _find_skip_reason(case: Case, machine: Machine, on_a_node: int, *, shared: bool) -> str | None:
+    if (reason := _find_refusal(case)) is not None:
         return reason
     started = len(machine.rank_hosts)
     if started and case.spec.rank_per_device and case.num_devices > started:
         return f"needs {case.num_devices} ranks, the launcher started {started}"
     needs_its_own = case.spec.has_replicas or case.backend.startswith("nccl")
     if machine.device_type == "cuda" and shared and needs_its_own:
-        return _too_few(case, machine, on_a_node)
+        return _explain_too_few(case, machine, on_a_node)
     if case.sync_batchnorm and machine.device_type == "cpu":
         return "SyncBatchNorm needs GPUs"
     return None
 
 
-def _senseless(case: Case) -> str | None:
+def _find_refusal(case: Case) -> str | None:
     """Why a case is measured on no machine: another one is the same, or it cannot be; None where it can."""
-    n, parts, caps = case.num_devices, case.num_micro_batches, caps_mib(case.bucket_cap_mb)
+    n, parts, caps = case.num_devices, case.num_micro_batches, parse_caps_mib(case.bucket_cap_mb)
     ways = "--find-unused-parameters on or --static-graph on"
     looks_for_unused = case.find_unused_parameters or case.static_graph
     refusals = {
@@ -274,7 +276,7 @@ def _senseless(case: Case) -> str | None:
     return next((why for why, holds in refusals.items() if holds), None)
 
 
-def _too_few(case: Case, machine: Machine, on_a_node: int) -> str:
+def _explain_too_few(case: Case, machine: Machine, on_a_node: int) -> str:
     """The same for every mode and count of one machine, so that a run says it once."""
     here, seen = machine.devices_per_node, machine.devices_per_process or machine.devices_per_node
     if case.spec.has_replicas and seen < case.num_devices <= here:
@@ -287,14 +289,14 @@ def _too_few(case: Case, machine: Machine, on_a_node: int) -> str:
     if machine.num_nodes > 1:
         why = "DataParallel works within one machine: " if case.spec.has_replicas else ""
         return f"{why}needs {on_a_node} GPUs per machine, there are {here}"
-    return f"more than {plural(here, 'GPU')}; {SHARING}"
+    return f"more than {format_count(here, 'GPU')}; {SHARING}"
 
 
-def world_size(plan: Sequence[Planned]) -> int:
+def count_ranks(plan: Sequence[Planned]) -> int:
     """Ranks the job needs: those of the largest case that runs, at least one."""
     return max((p.case.num_ranks for p in plan if not p.skip_reason), default=1)
 
 
-def plan_hash(plan: Sequence[Planned]) -> str:
+def hash_plan(plan: Sequence[Planned]) -> str:
     """Identifies the sweep: equal for equal cases in equal order."""
     return hashlib.sha256("\n".join(p.case.case_id for p in plan).encode()).hexdigest()[:12]

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from .timeline import Slowdown
 
-THREADS = 3.0
+THREADS_PER_CORE = 3.0
 """Threads on a core: two of gloo, one to reduce and one to send and receive, and one that computes. Each
 has a third while all are busy (sched(7): equal weights)."""
 
@@ -55,10 +55,10 @@ class CostCurve:
             return float(t1 + beyond * (min((t1 - t0) / (b1 - b0), t1 / b1) or t1 / b1))
         return math.exp(np.interp(math.log(num_bytes), np.log(sizes), np.log(times)))
 
-    def scaled(self, factor: float) -> CostCurve:
+    def scale(self, factor: float) -> CostCurve:
         return CostCurve(tuple((size, ms * factor) for size, ms in self.points))
 
-    def with_lanes(self, lanes: int) -> CostCurve:
+    def add_lanes(self, lanes: int) -> CostCurve:
         """The same network in parallel: each lane carries its share of the bytes."""
         return CostCurve(tuple((size * lanes, ms) for size, ms in self.points))
 
@@ -71,15 +71,15 @@ class CostBand(NamedTuple):
     high: CostCurve
 
     @classmethod
-    def exact(cls, curve: CostCurve) -> CostBand:
+    def from_curve(cls, curve: CostCurve) -> CostBand:
         """A curve of which no uncertainty is known."""
         return cls(curve, curve, curve)
 
-    def scaled(self, factor: float) -> CostBand:
-        return CostBand(*(curve.scaled(factor) for curve in self))
+    def scale(self, factor: float) -> CostBand:
+        return CostBand(*(curve.scale(factor) for curve in self))
 
 
-def measured_curve(points: Iterable[tuple[int, Sequence[float]]]) -> CostCurve:
+def make_curve(points: Iterable[tuple[int, Sequence[float]]]) -> CostCurve:
     """Make a curve of measured (bytes, ms of each repetition): medians, non-decreasing in size.
 
     A larger message is never faster; where noise says so, neighbours are pooled (isotonic, on logs).
@@ -94,36 +94,36 @@ def measured_curve(points: Iterable[tuple[int, Sequence[float]]]) -> CostCurve:
     return CostCurve(tuple(zip(medians, rising.tolist(), strict=True)))
 
 
-def ring_factor(num_ranks: int) -> float:
+def compute_ring_factor(num_ranks: int) -> float:
     """2 (n - 1) / n: bytes that each rank of a ring sends per byte of message (nccl-tests PERFORMANCE.md)."""
     return 2 * (num_ranks - 1) / num_ranks
 
 
-def at_ranks(
+def carry_to_ranks(
     curve: CostCurve, *, measured: int, wanted: int, hop_ms: float, steps: Callable[[int], int]
 ) -> CostCurve:
     """Carry a curve of `measured` ranks over to `wanted`, both at least 2: ring law by size.
 
     Latency is `hop_ms` for each of the `steps` that so many ranks take.
     """
-    ratio = ring_factor(wanted) / ring_factor(measured)
+    ratio = compute_ring_factor(wanted) / compute_ring_factor(measured)
     # The latency within the measured curve, which the ring law must not stretch.
     floor_ms = min(steps(measured) * hop_ms, curve.points[0][1])
     latency_ms = floor_ms * steps(wanted) / steps(measured)
     return CostCurve(tuple((size, (ms - floor_ms) * ratio + latency_ms) for size, ms in curve.points))
 
 
-def ring_steps(num_ranks: int) -> int:
+def count_ring_steps(num_ranks: int) -> int:
     """Latency steps of a ring."""
     return 2 * (num_ranks - 1)
 
 
-def tree_steps(num_ranks: int) -> int:
+def count_tree_steps(num_ranks: int) -> int:
     """Latency steps of a double binary tree up and down (NCCL 2.4): 2 log2 n."""
     return 2 * math.ceil(math.log2(num_ranks))
 
 
-def hierarchical(intra: CostCurve, inter: CostCurve, overlap: float) -> CostCurve:
+def combine_levels(intra: CostCurve, inter: CostCurve, overlap: float) -> CostCurve:
     """Combine two levels: reduce-scatter inside a node, all-reduce between nodes, all-gather inside.
 
     The two inside are the two halves of a ring all-reduce, so they cost what `intra` does. `overlap` is the
@@ -133,7 +133,7 @@ def hierarchical(intra: CostCurve, inter: CostCurve, overlap: float) -> CostCurv
     return CostCurve(tuple((s, intra(s) + inter(s) - overlap * min(intra(s), inter(s))) for s in sizes))
 
 
-def factor_between(num_nodes: int, *, num_ranks: int, slowed: float) -> float:
+def compute_port_factor(num_nodes: int, *, num_ranks: int, slowed: float) -> float:
     """Factor from an all-reduce over a rank of each node to what the nodes' ports do in one over all ranks.
 
     A ring of all ranks crosses the ports, with its 2 (n - 1) / n bytes per byte of message. Kernels that take
@@ -141,10 +141,12 @@ def factor_between(num_nodes: int, *, num_ranks: int, slowed: float) -> float:
     does: NCCL gives their channels the rate within a node (`nNodes <= 2` in `src/graph/tuning.cc`), and ports
     read and write the memory of GPUs by themselves.
     """
-    return ring_factor(num_ranks) / ring_factor(num_nodes) * (1.0 if num_nodes == 2 else slowed)
+    return (
+        compute_ring_factor(num_ranks) / compute_ring_factor(num_nodes) * (1.0 if num_nodes == 2 else slowed)
+    )
 
 
-def on_shared_cores(
+def carry_slowdown(
     slowdown: Slowdown, *, core_share: float, calibrated: CostCurve, asked: CostCurve, num_bytes: float
 ) -> Slowdown:
     """Carry slow-downs from one network to another, where devices are cores that move the bytes.
@@ -156,5 +158,5 @@ def on_shared_cores(
     if not calibrated.points or not asked.points:
         return slowdown
     faster = calibrated(num_bytes) / asked(num_bytes)
-    hindered = max(THREADS * core_share * faster, 1.0) / max(THREADS * core_share, 1.0)
+    hindered = max(THREADS_PER_CORE * core_share * faster, 1.0) / max(THREADS_PER_CORE * core_share, 1.0)
     return Slowdown(compute=1 + (slowdown.compute - 1) * faster / hindered, comm=slowdown.comm * hindered)

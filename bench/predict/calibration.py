@@ -13,13 +13,13 @@ from typing import Annotated, Literal, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta
 
-from ..common.cli import speaker
+from ..common.cli import get_message_prefix
 from ..common.errors import UsageError
 from ..plan.settings import IMAGES
-from ..results.disk import MOST_TABLE_BYTES, parse_json, read_text, replace_file
+from ..results.disk import MAX_TABLE_BYTES, parse_json, read_text, replace_file
 from ..results.run_folder import CALIBRATION
 from ..results.store import read_manifest
-from .allreduce import AllReduceTimes, CostCurve, Count, Ms, measured_curve
+from .allreduce import AllReduceTimes, CostCurve, Count, Ms, make_curve
 from .timeline import Compute, Slowdown
 
 T = TypeVar("T")
@@ -114,11 +114,11 @@ class Calibration:
             after_ms=median(self.optimizer_ms),
         )
 
-    def curve(self) -> CostCurve:
+    def make_curve(self) -> CostCurve:
         """An all-reduce among the calibrated ranks; without points for one."""
-        return measured_curve(point for times in self.allreduce for point in times.points)
+        return make_curve(point for times in self.allreduce for point in times.points)
 
-    def slowdown(self) -> Slowdown:
+    def get_slowdown(self) -> Slowdown:
         return Slowdown(compute=median(self.compute_slowdown), comm=median(self.comm_slowdown))
 
     def to_json(self) -> str:
@@ -127,10 +127,10 @@ class Calibration:
     @classmethod
     def from_json(cls, text: str, *, source: str = CALIBRATION) -> Calibration:
         """The calibration of that text. Raises UsageError, naming `source`, where it is not one."""
-        return record_of(cls, text, VERSION, source=source, mend="calibrate")
+        return read_record(cls, text, VERSION, source=source, mend="calibrate")
 
 
-def record_of(cls: type[T], content: str | bytes, version: int, *, source: str, mend: str) -> T:
+def read_record(cls: type[T], content: str | bytes, version: int, *, source: str, mend: str) -> T:
     """Read a record from a file's text. Raises UsageError, naming `source`, where it is not one."""
     data = parse_json(content, source)
     try:
@@ -148,11 +148,13 @@ def load_calibration(folder: Path) -> Calibration:
     if is_watched(folder):
         raise UsageError(
             f"{folder} is a watched training: its probes time all buckets together, not an all-reduce by its "
-            f"size; name a network, or a run with {speaker('run')} --calibrate"
+            f"size; name a network, or a run with {get_message_prefix('run')} --calibrate"
         )
     if not os.path.lexists(path):
-        raise UsageError(f"{folder} has no {CALIBRATION}; measure a run with {speaker('run')} --calibrate")
-    return Calibration.from_json(read_text(path, most_bytes=MOST_TABLE_BYTES), source=str(path))
+        raise UsageError(
+            f"{folder} has no {CALIBRATION}; measure a run with {get_message_prefix('run')} --calibrate"
+        )
+    return Calibration.from_json(read_text(path, most_bytes=MAX_TABLE_BYTES), source=str(path))
 
 
 def is_watched(folder: Path) -> bool:
@@ -168,7 +170,7 @@ def save_calibration(folder: Path, calibration: Calibration) -> None:
     replace_file(folder / CALIBRATION, lambda file: file.write_text(text, encoding="utf-8"))
 
 
-def differences(found: Identity, wanted: Identity) -> list[str]:
+def list_differences(found: Identity, wanted: Identity) -> list[str]:
     """List how a calibration differs from what it would be used for, one phrase per field."""
     pairs = (
         (field.name, getattr(found, field.name), getattr(wanted, field.name)) for field in fields(Identity)
@@ -178,7 +180,7 @@ def differences(found: Identity, wanted: Identity) -> list[str]:
 
 def check_same(found: Identity, wanted: Identity, *, accept: bool) -> None:
     """Raise UsageError naming the differences unless there are none or `accept` takes them."""
-    if not accept and (unlike := differences(found, wanted)):
+    if not accept and (unlike := list_differences(found, wanted)):
         raise UsageError(
             f"the calibration is of something else: {'; '.join(unlike)}; "
             "calibrate again, or --accept to use it all the same"

@@ -17,30 +17,30 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
-from ..common.cli import speaker
+from ..common.cli import get_message_prefix
 from ..common.errors import UsageError
-from ..common.numbers import plural
-from ..plan.buckets import BucketLayout, assign_cap, bucket_bytes, bucket_caps
+from ..common.numbers import format_count
+from ..plan.buckets import BucketLayout, assign_cap, parse_bucket_caps, sum_bucket_bytes
 from ..results.case_result import CaseResult
 from ..results.store import RunData, load_run
 from .allreduce import Samples
 from .calibration import Calibration, Parameter, save_calibration
-from .from_rate import FITTED, PUBLISHED
+from .from_rate import FITTED_NOTE, PUBLISHED
 from .runs import (
-    allreduce_times,
-    bucket_ms_by_round,
-    ddp_cases,
-    error_sizes,
-    held_out,
-    identity,
-    local_steps,
-    single_steps,
+    collect_bucket_ms,
+    collect_local_steps,
+    describe_identity,
+    fit_allreduce_times,
+    get_single_steps,
+    list_ddp_cases,
+    list_error_sizes,
+    predict_held_out,
 )
-from .timeline import Compute, Slowdown, simulated_ms
+from .timeline import Compute, Slowdown, simulate_ms
 
 PHASE = "calibration"
 
-LEAST_ROUNDS = 3
+MIN_ROUNDS = 3
 """Rounds of the pass: fewer say nothing of their own scatter, and intervals would be none."""
 
 Trainable: TypeAlias = tuple[str, int, str]
@@ -53,13 +53,13 @@ Detail: TypeAlias = Mapping[str, Any]
 def write_calibration(folder: Path, trainable: Sequence[Trainable]) -> str | None:
     """Put `calibration.json` beside a run's tables, or return why its pass does not allow it."""
     try:
-        save_calibration(folder, calibration_of(load_run(folder), trainable))
+        save_calibration(folder, calibrate_run(load_run(folder), trainable))
     except UsageError as missing:
         return f"no calibration: {missing}"
     return None
 
 
-def slowdowns(detail: Detail) -> Slowdown:
+def compute_slowdowns(detail: Detail) -> Slowdown:
     """Derive both slow-downs from a block's bursts of compute and communication that began together.
 
     In each both run until the first ends; what the other still has to do then goes at full speed, so the
@@ -78,31 +78,32 @@ def slowdowns(detail: Detail) -> Slowdown:
     )
 
 
-def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
+def calibrate_run(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
     """Calibrate from a run's pass, and measure the model's error on the run's other cases.
 
     `trainable` are the model's parameters as registered. Raises UsageError where the run has no such pass, or
     blocks of it are missing.
     """
-    case = next(iter(_looked_into(run)), None)
+    case = next(iter(_list_calibrated(run)), None)
     if case is None:
         raise UsageError(
-            f"{run.path} has no calibration blocks: {speaker('run')} --calibrate looks into a DDP case, and "
+            f"{run.path} has no calibration blocks: {get_message_prefix('run')} --calibrate looks "
+            f"into a DDP case, and "
             "takes time (--max-time)"
         )
     blocks, where = run.blocks[run.blocks["case_id"] == case.case_id], f"{run.path}: {case.case_id}"
-    looked = _details(blocks, where)
+    looked = _read_details(blocks, where)
 
-    def by_round(figure: Callable[[Detail], float]) -> Samples:
+    def collect_by_round(figure: Callable[[Detail], float]) -> Samples:
         """One figure per round: the median over the ranks."""
         return tuple(median(map(figure, details)) for details in looked.values())
 
     every = [detail for details in looked.values() for detail in details]
-    case_id, num_ranks, accumulate = case.case_id, case.num_devices, int(case.setting("accumulate"))
-    own = identity(run, case)
-    single = single_steps(run, own)
+    case_id, num_ranks, accumulate = case.case_id, case.num_devices, int(case.get_setting("accumulate"))
+    own = describe_identity(run, case)
+    single = get_single_steps(run, own)
     # On one device the plain module is the step without communication, and measured most often.
-    typical, slowest = (single, 1.0) if num_ranks == 1 else local_steps(blocks, "no_sync", PHASE)
+    typical, slowest = (single, 1.0) if num_ranks == 1 else collect_local_steps(blocks, "no_sync", PHASE)
     if not typical or (num_ranks > 1 and not (blocks["phase"] == "no_sync").any()):
         raise UsageError(f"{where} has no steps without communication beside it; measure it again")
     split = {
@@ -110,16 +111,16 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
         for part in ("data", "forward", "backward", "optimizer")
     }
 
-    def lengths(part: str, times: int = accumulate) -> Samples:
+    def compute_lengths(part: str, times: int = accumulate) -> Samples:
         return tuple(slowest * ms * split[part] / sum(split.values()) / times for ms in typical.values())
 
-    backward_ms, notes = lengths("backward"), (f"measured by the calibration pass on {case_id}",)
+    backward_ms, notes = compute_lengths("backward"), (f"measured by the calibration pass on {case_id}",)
     more: dict[str, Any] = (
         {
-            "compute_slowdown": by_round(lambda d: slowdowns(d).compute),
-            "comm_slowdown": by_round(lambda d: slowdowns(d).comm),
-            "comm_core_share": by_round(lambda d: d.get("comm_core_ms", 0.0) / d["comm_alone_ms"]),
-            "allreduce": (allreduce_times(run, case),),
+            "compute_slowdown": collect_by_round(lambda d: compute_slowdowns(d).compute),
+            "comm_slowdown": collect_by_round(lambda d: compute_slowdowns(d).comm),
+            "comm_core_share": collect_by_round(lambda d: d.get("comm_core_ms", 0.0) / d["comm_alone_ms"]),
+            "allreduce": (fit_allreduce_times(run, case),),
             "single_step_ms": tuple(single.values()),
         }
         if num_ranks > 1
@@ -128,41 +129,42 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
     found = Calibration(
         identity=own,
         num_ranks=num_ranks,
-        parameters=_parameters(every, trainable, accumulate, median(backward_ms), where),
-        data_ms=lengths("data"),
-        forward_ms=lengths("forward"),
+        parameters=_make_parameters(every, trainable, accumulate, median(backward_ms), where),
+        data_ms=compute_lengths("data"),
+        forward_ms=compute_lengths("forward"),
         backward_ms=backward_ms,
-        optimizer_ms=lengths("optimizer", 1),
-        copy_ms=by_round(lambda d: d.get("copy_ms", 0.0)),
-        notes=notes if num_ranks > 1 else (*notes, FITTED),
+        optimizer_ms=compute_lengths("optimizer", 1),
+        copy_ms=collect_by_round(lambda d: d.get("copy_ms", 0.0)),
+        notes=notes if num_ranks > 1 else (*notes, FITTED_NOTE),
         scaling="strong" if case.scaling == "strong" else "weak",
         **more,
     )
     # The calibrated case gives the residual, where a scenario describes it.
-    if case.setting("comm_hook") != "none" or accumulate > 1:
+    if case.get_setting("comm_hook") != "none" or accumulate > 1:
         return found
-    if samples := _residual_ms(found, run, case):
+    if samples := _measure_residual_ms(found, run, case):
         note = f"its residual is the step of {case_id}, less the simulated one"
         found = replace(found, residual_ms=samples, fitted=case_id, notes=(*found.notes, note))
-    sizes = error_sizes(held_out(found, run, fitted=found.fitted)) if num_ranks > 1 else []
+    sizes = list_error_sizes(predict_held_out(found, run, fitted=found.fitted)) if num_ranks > 1 else []
     return replace(found, model_error_pct=max(sizes, default=found.model_error_pct))
 
 
-def _details(blocks: pd.DataFrame, where: str) -> dict[int, list[Detail]]:
+def _read_details(blocks: pd.DataFrame, where: str) -> dict[int, list[Detail]]:
     """Read what a case's calibration blocks hold, by round."""
     found: dict[int, list[Detail]] = {}
     chosen = blocks[(blocks["phase"] == PHASE) & blocks["detail"].notna()].sort_values("round")
     for r, text in zip(chosen["round"], chosen["detail"], strict=True):
         found.setdefault(int(r), []).append(json.loads(text)["calibration"])
-    if len(found) < LEAST_ROUNDS:
+    if len(found) < MIN_ROUNDS:
         raise UsageError(
-            f"{where} was calibrated in {plural(len(found), 'round')}, and an interval takes {LEAST_ROUNDS}; "
+            f"{where} was calibrated in {format_count(len(found), 'round')}, and an interval "
+            f"takes {MIN_ROUNDS}; "
             "measure longer: --max-time, or --rounds"
         )
     return found
 
 
-def _parameters(
+def _make_parameters(
     looked: Sequence[Detail], trainable: Sequence[Trainable], accumulate: int, backward_ms: float, where: str
 ) -> tuple[Parameter, ...]:
     order = looked[0]["order"]
@@ -177,13 +179,13 @@ def _parameters(
     )
 
 
-def _looked_into(run: RunData) -> list[CaseResult]:
+def _list_calibrated(run: RunData) -> list[CaseResult]:
     """List the cases that the calibration pass measured.
 
     Raises UsageError where ranks of one shared a device: what they took says nothing of others.
     """
     seen = set(run.blocks.loc[run.blocks["phase"] == PHASE, "case_id"])
-    cases = [case for case in ddp_cases(run, least=1) if case.case_id in seen]
+    cases = [case for case in list_ddp_cases(run, least=1) if case.case_id in seen]
     if shared := next((case.case_id for case in cases if case.oversubscribed), None):
         raise UsageError(
             f"{run.path}: the ranks of {shared} shared devices, and nothing follows for ranks with one each; "
@@ -192,36 +194,36 @@ def _looked_into(run: RunData) -> list[CaseResult]:
     return cases
 
 
-def _residual_ms(found: Calibration, run: RunData, case: CaseResult) -> Samples:
+def _measure_residual_ms(found: Calibration, run: RunData, case: CaseResult) -> Samples:
     """Measure by round what a case's step takes beyond the simulated one; nothing of an unknown layout."""
     case_id = case.case_id
-    timed = run.times.step_ms("timed").get(case_id, {})
-    local = run.times.step_ms("no_sync").get(case_id, {})
-    local = single_steps(run, found.identity) if found.num_ranks == 1 else local
-    curve = found.curve()
-    comm = bucket_ms_by_round(run, case_id) if curve.points else dict.fromkeys(timed, 0.0)
+    timed = run.times.collect_step_ms("timed").get(case_id, {})
+    local = run.times.collect_step_ms("no_sync").get(case_id, {})
+    local = get_single_steps(run, found.identity) if found.num_ranks == 1 else local
+    curve = found.make_curve()
+    comm = collect_bucket_ms(run, case_id) if curve.points else dict.fromkeys(timed, 0.0)
     sizes = [p.num_bytes for p in found.parameters]
-    caps = bucket_caps(case.setting("bucket_cap_mb"))
+    caps = parse_bucket_caps(case.get_setting("bucket_cap_mb"))
     layout = assign_cap(sizes, caps, kinds=[p.kind for p in found.parameters])
-    in_layout = bucket_bytes(sizes, layout)
-    if BucketLayout(in_layout) != BucketLayout.of_cell(case.bucket_bytes):
+    in_layout = sum_bucket_bytes(sizes, layout)
+    if BucketLayout(in_layout) != BucketLayout.from_cell(case.bucket_bytes):
         return ()
     compute, alone_ms = found.compute(), sum(map(curve, in_layout)) or 1.0
     samples = []
     for r in sorted(timed.keys() & comm.keys() & local.keys()):
         # The longest rank's own step in this round, and what its buckets took by themselves.
         pace = local[r] / compute.total_ms
-        step_ms = simulated_ms(
+        step_ms = simulate_ms(
             sizes,
             [p.ready_ms * pace for p in found.parameters],
             layout,
-            curve.scaled(comm[r] / alone_ms),
+            curve.scale(comm[r] / alone_ms),
             Compute(
                 before_ms=compute.before_ms * pace,
                 backward_ms=compute.backward_ms * pace,
                 after_ms=compute.after_ms * pace,
             ),
-            slowdown=found.slowdown(),
+            slowdown=found.get_slowdown(),
             copy_ms=pace * median(found.copy_ms),
         )
         samples.append(timed[r] - step_ms)

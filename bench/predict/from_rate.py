@@ -19,30 +19,30 @@ if TYPE_CHECKING:
 FORWARD_SHARE = 1 / 3
 """A backward does twice the arithmetic of its forward: gradients of inputs and of weights."""
 
-BESIDE = Slowdown(compute=1.189, comm=15.0)
+OVERLAP_SLOWDOWN = Slowdown(compute=1.189, comm=15.0)
 """While both run. Compute: 18.9% longer, on average over published measurements. An all-reduce: fitted to
 the rows of `results/published.csv` that are not left out. NCCL's kernels start as soon as a bucket is ready
 here, and hold their part of the GPU until the last rank has come: which part of it that is was not shown.
-The ports of two nodes are not slowed (`factor_between`)."""
+The ports of two nodes are not slowed (`compute_port_factor`)."""
 
 WRAPPER_MS = 0.019
 """Milliseconds that DDP adds to a step of one GPU by each trainable tensor: hooks, bucket copies, buffers.
 Fitted to PyTorch's DDP table, ResNet-50 on one V100 with and without DDP (97.3 and 100.3 ms, 161 tensors)."""
 
-FITTED = "what an all-reduce and compute do to each other is fitted to published clusters"
+FITTED_NOTE = "what an all-reduce and compute do to each other is fitted to published clusters"
 
 ERROR_PCT = 6.0
 """Error in percent: of 100 published rows that nothing was fitted to at least 95 are that near."""
 
 PUBLISHED: dict[str, Any] = {
-    "compute_slowdown": (BESIDE.compute,),
-    "comm_slowdown": (BESIDE.comm,),
+    "compute_slowdown": (OVERLAP_SLOWDOWN.compute,),
+    "comm_slowdown": (OVERLAP_SLOWDOWN.comm,),
     "model_error_pct": ERROR_PCT,
 }
 """Fields of a calibration that one device cannot tell."""
 
 
-def from_rate(
+def calibrate_from_rate(
     identity: Identity, gradients: Sequence[Gradient], *, per_second: float, with_ddp: bool = True
 ) -> Calibration:
     """Calibrate from units per second of one device; `with_ddp` if DDP's wrapper is part of its step.
@@ -70,7 +70,7 @@ def from_rate(
         notes=(
             f"none; the given rate is taken as that of {source}",
             "gradients are ready as the model's FLOPs say",
-            FITTED,
+            FITTED_NOTE,
         ),
         **PUBLISHED,
     )

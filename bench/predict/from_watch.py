@@ -11,12 +11,12 @@ from pathlib import Path
 from statistics import median
 
 from ..common.errors import UsageError
-from ..results.columns import records
+from ..results.columns import list_records
 from ..results.store import load_run
 from .calibration import Calibration, Parameter
-from .from_pass import LEAST_ROUNDS
-from .from_rate import FITTED, PUBLISHED
-from .runs import ddp_cases, identity
+from .from_pass import MIN_ROUNDS
+from .from_rate import FITTED_NOTE, PUBLISHED
+from .runs import describe_identity, list_ddp_cases
 
 PHASES = ("data", "forward", "optimizer")
 
@@ -27,44 +27,44 @@ def calibrate_watched(folder: Path) -> Calibration:
     Raises UsageError where the training was on CPUs, or where too few probes tell when buckets are ready.
     """
     run = load_run(folder)
-    case = next(iter(ddp_cases(run, least=1)), None)
+    case = next(iter(list_ddp_cases(run, least=1)), None)
     if case is not None and case.device_type == "cpu":
         raise UsageError(
             f"{folder} is a training on CPU cores, where threads that move bytes take them from compute: "
             "no probe tells how much; predict from a run with --calibrate"
         )
     buckets = run.buckets if case is None else run.buckets[run.buckets["case_id"] == case.case_id]
-    local = {} if case is None else run.times.step_ms("no_sync").get(case.case_id, {})
-    if case is None or len(local) < LEAST_ROUNDS or buckets["ready_ms"].isna().any() or buckets.empty:
+    local = {} if case is None else run.times.collect_step_ms("no_sync").get(case.case_id, {})
+    if case is None or len(local) < MIN_ROUNDS or buckets["ready_ms"].isna().any() or buckets.empty:
         raise UsageError(
             f"{folder} has too few probes to predict from; watch DDP for longer, without --no-probes"
         )
-    ready = records(buckets.groupby("bucket", as_index=False).agg({"bytes": "first", "ready_ms": "max"}))
+    ready = list_records(buckets.groupby("bucket", as_index=False).agg({"bytes": "first", "ready_ms": "max"}))
     backward_ms = max(row["ready_ms"] for row in ready)
-    own_ms = {part: float(getattr(case.interval(f"{part}_ms"), "estimate", 0.0)) for part in PHASES}
+    own_ms = {part: float(getattr(case.get_interval(f"{part}_ms"), "estimate", 0.0)) for part in PHASES}
     # What is outside of all parts comes before the forward, as loading does.
     others_ms = max(median(local.values()) - backward_ms - sum(own_ms.values()), 0.0)
     total_ms = backward_ms + sum(own_ms.values()) + others_ms
 
-    def lengths(part_ms: float) -> tuple[float, ...]:
+    def compute_lengths(part_ms: float) -> tuple[float, ...]:
         return tuple(step_ms * part_ms / total_ms for step_ms in local.values())
 
     pace = median(local.values()) / total_ms
     return Calibration(
-        identity=replace(identity(run, case), batch_per_device=1),
+        identity=replace(describe_identity(run, case), batch_per_device=1),
         num_ranks=1,
         parameters=tuple(
             Parameter(name=f"bucket {row['bucket']}", num_bytes=row["bytes"], ready_ms=pace * row["ready_ms"])
             for row in ready
         ),
-        data_ms=lengths(own_ms["data"] + others_ms),
-        forward_ms=lengths(own_ms["forward"]),
-        backward_ms=lengths(backward_ms),
-        optimizer_ms=lengths(own_ms["optimizer"]),
+        data_ms=compute_lengths(own_ms["data"] + others_ms),
+        forward_ms=compute_lengths(own_ms["forward"]),
+        backward_ms=compute_lengths(backward_ms),
+        optimizer_ms=compute_lengths(own_ms["optimizer"]),
         notes=(
             "the probes of a watched training; a batch is one of the script's own on one GPU",
             "buckets are never smaller than the watched ones, whatever cap is asked for",
-            FITTED,
+            FITTED_NOTE,
         ),
         **PUBLISHED,
     )

@@ -8,7 +8,7 @@ from ..common import cli
 from .networks import NETWORKS
 
 
-def parser() -> cli.Parser:
+def make_parser() -> cli.Parser:
     """The command line."""
     made = cli.Parser(
         "predict",
@@ -33,7 +33,11 @@ def parser() -> cli.Parser:
 
     add = made.add_argument_group("instead of a run, a rate that is known").add_argument
     add("--throughput", metavar="RATE", help="of one GPU, per second: images, or what the workload counts")
-    add("--arch", metavar="NAME", help=f"what it trains, as in {cli.speaker('run')}; with --batch-size")
+    add(
+        "--arch",
+        metavar="NAME",
+        help=f"what it trains, as in {cli.get_message_prefix('run')}; with --batch-size",
+    )
     add("--workload", metavar="NAME", help="your own model instead of --arch: package.module:name")
     add("--image-size", metavar="N", help="image height and width, pixels (224)")
     add("--without-ddp", action="store_true", help="the rate is that of the plain model, not of DDP")
@@ -50,7 +54,7 @@ def parser() -> cli.Parser:
         "--bucket-cap-mb",
         default="default",
         metavar="CAPS",
-        help=f"as in {cli.speaker('run')}; several by comma",
+        help=f"as in {cli.get_message_prefix('run')}; several by comma",
     )
     add("--batch-size", metavar="N", help="per device (weak) or global (strong); default as measured")
     add("--scaling", metavar="NAME", help="weak or strong; default as measured")
@@ -69,15 +73,15 @@ def parser() -> cli.Parser:
     add("--accept", action="store_true", help="also of another machine, torch or workload")
 
     add = made.add_argument_group("output").add_argument
-    drawn = cli.command("report", "RUN", "--predictions", "p.json")
+    drawn = cli.format_command("report", "RUN", "--predictions", "p.json")
     add("--json", action="store_true", help=f"everything as JSON, which `{drawn}` draws")
     return made
 
 
-@cli.entry_point("predict")
+@cli.make_main("predict")
 def main(argv: list[str]) -> int:
     """Entry point of the command; the exit status."""
-    options = parser().parse_args(argv)
-    from .command import predicted  # pandas and scipy take a second
+    options = make_parser().parse_args(argv)
+    from .command import run_prediction  # pandas and scipy take a second
 
-    return predicted(options)
+    return run_prediction(options)

@@ -13,17 +13,17 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ..common.errors import UsageError
-from ..common.values import did_you_mean
-from ..results.disk import MOST_JSON_BYTES, read_text
+from ..common.values import suggest_known
+from ..results.disk import MAX_JSON_BYTES, read_text
 from .allreduce import (
     AllReduceTimes,
     CostBand,
     CostCurve,
-    at_ranks,
-    measured_curve,
-    ring_factor,
-    ring_steps,
-    tree_steps,
+    carry_to_ranks,
+    compute_ring_factor,
+    count_ring_steps,
+    count_tree_steps,
+    make_curve,
 )
 
 SIZES = tuple(4096 * 2**i for i in range(20))
@@ -55,28 +55,28 @@ class NetworkModel(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
     whole: bool = False
     nics: Annotated[int, Meta(ge=1, le=2**20)] | None = None
 
-    def band(self, num_members: int, *, nics: int = 1) -> CostBand:
+    def compute_band(self, num_members: int, *, nics: int = 1) -> CostBand:
         """Cost an all-reduce over GPUs or nodes; `nics` of a node share the work between nodes."""
         if num_members < 2:
-            return CostBand.exact(CostCurve())
-        curve = self._curve(num_members).with_lanes(nics)
-        return CostBand(curve, curve.scaled(self.low), curve.scaled(self.high))
+            return CostBand.from_curve(CostCurve())
+        curve = self._make_curve(num_members).add_lanes(nics)
+        return CostBand(curve, curve.scale(self.low), curve.scale(self.high))
 
-    def _curve(self, num_members: int) -> CostCurve:
+    def _make_curve(self, num_members: int) -> CostCurve:
         times_the_rate = 1.0
         if self.by_ranks:
             rate, most = CostCurve(self.by_ranks), self.by_ranks[-1][0]
             times_the_rate = rate(min(num_members, most)) / rate(self.num_ranks)
         if isinstance(self.busbw_gb_per_s, float):
-            latency_ms, factor = tree_steps(num_members) * self.hop_ms, ring_factor(num_members)
+            latency_ms, factor = count_tree_steps(num_members) * self.hop_ms, compute_ring_factor(num_members)
             gb_per_s = self.busbw_gb_per_s * times_the_rate
             return CostCurve(tuple((s, latency_ms + factor * s / gb_per_s / 1e6) for s in SIZES))
-        factor = ring_factor(self.num_ranks)
-        measured = measured_curve((size, (factor * size / rate / 1e6,)) for size, rate in self.busbw_gb_per_s)
-        carried = at_ranks(
-            measured, measured=self.num_ranks, wanted=num_members, hop_ms=self.hop_ms, steps=tree_steps
+        factor = compute_ring_factor(self.num_ranks)
+        measured = make_curve((size, (factor * size / rate / 1e6,)) for size, rate in self.busbw_gb_per_s)
+        carried = carry_to_ranks(
+            measured, measured=self.num_ranks, wanted=num_members, hop_ms=self.hop_ms, steps=count_tree_steps
         )
-        return carried.scaled(1 / times_the_rate)
+        return carried.scale(1 / times_the_rate)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class MeasuredNetwork:
     allreduce: tuple[AllReduceTimes, ...]
     source = "assumed on other numbers of ranks: the ring law for bytes, a tree's or ring's steps for latency"
 
-    def band(self, num_ranks: int) -> CostBand:
+    def compute_band(self, num_ranks: int) -> CostBand:
         """Carry the curve over; latency grows as a tree's or a ring's steps.
 
         Raises UsageError where there is none.
@@ -98,22 +98,22 @@ class MeasuredNetwork:
                 f"{self.name} has no all-reduce over 2 ranks or more; name one, as --intra nvlink-h100"
             )
         (times,) = self.allreduce
-        measured, curve = times.num_ranks, measured_curve(times.points)
+        measured, curve = times.num_ranks, make_curve(times.points)
         if measured == num_ranks or not curve.points:
-            return CostBand.exact(curve)
+            return CostBand.from_curve(curve)
 
-        def carried(steps: Callable[[int], int]) -> CostCurve:
+        def carry_curve(steps: Callable[[int], int]) -> CostCurve:
             hop_ms = curve.points[0][1] / steps(measured)
-            return at_ranks(curve, measured=measured, wanted=num_ranks, hop_ms=hop_ms, steps=steps)
+            return carry_to_ranks(curve, measured=measured, wanted=num_ranks, hop_ms=hop_ms, steps=steps)
 
-        slow, quick = carried(ring_steps), carried(tree_steps)
+        slow, quick = carry_curve(count_ring_steps), carry_curve(count_tree_steps)
         estimate = quick if times.backend.startswith("nccl") else slow
-        return CostBand(estimate, quick, slow) if num_ranks > measured else CostBand.exact(estimate)
+        return CostBand(estimate, quick, slow) if num_ranks > measured else CostBand.from_curve(estimate)
 
 
-def networks_of(path: Path) -> dict[str, NetworkModel]:
+def read_networks(path: Path) -> dict[str, NetworkModel]:
     """Read a file of networks, by name. Raises UsageError for what is none."""
-    text = read_text(path, most_bytes=MOST_JSON_BYTES, follow=True)
+    text = read_text(path, most_bytes=MAX_JSON_BYTES, follow=True)
     found: dict[str, NetworkModel] = {}
     name = ""
     try:
@@ -127,7 +127,7 @@ def networks_of(path: Path) -> dict[str, NetworkModel]:
     return found
 
 
-NETWORKS = networks_of(Path(__file__).with_name("networks.toml"))
+NETWORKS = read_networks(Path(__file__).with_name("networks.toml"))
 """Those that have names of their own."""
 
 _FILE = re.compile(r"(?P<path>.+\.toml)(?::(?P<name>.*))?", re.DOTALL)
@@ -135,7 +135,7 @@ _LINK = re.compile(r"link:(?P<rate>[0-9]+(?:\.[0-9]+)?)(?P<unit>kbit|mbit|gbit)"
 _BIT_PER_S = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
-def network(name: str, *, level: Level | None = None) -> NetworkModel:
+def find_network(name: str, *, level: Level | None = None) -> NetworkModel:
     """Look up a network: ours, FILE.toml:NAME, or `link:350mbit`, one TCP link of that rate per node.
 
     Raises UsageError, naming the known ones, where there is none or it joins the other level.
@@ -153,7 +153,7 @@ def network(name: str, *, level: Level | None = None) -> NetworkModel:
             f"{1000 * LINK_HOP_MS:.0f} us a hop",
         )
     own = _FILE.fullmatch(name)
-    known = networks_of(Path(own["path"])) if own else NETWORKS
+    known = read_networks(Path(own["path"])) if own else NETWORKS
     wanted = {net.name: net for net in known.values() if level in (None, net.level)}
     if found := wanted.get((own["name"] or "") if own else name):
         return found
@@ -161,4 +161,4 @@ def network(name: str, *, level: Level | None = None) -> NetworkModel:
         path = own["path"]
         raise UsageError(f"name a network of {path}, as {path}:NAME; it has {', '.join(wanted)}")
     words = [*wanted, *(["link:RATE"] if level != "intra" else [])]
-    raise UsageError(f"unknown network {name!r}; {did_you_mean(name, words)} (RATE as 350mbit or 10gbit)")
+    raise UsageError(f"unknown network {name!r}; {suggest_known(name, words)} (RATE as 350mbit or 10gbit)")

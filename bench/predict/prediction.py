@@ -17,21 +17,21 @@ from msgspec import Meta
 
 from ..common.errors import UsageError
 from ..plan.buckets import PYTORCH_CAPS, Caps, assign_cap
-from ..plan.case import wire_share
-from ..plan.settings import MOST_DEVICES
+from ..plan.case import get_wire_share
+from ..plan.settings import MAX_DEVICES
 from ..stats.interval import Interval
-from .allreduce import CostBand, CostCurve, Samples, factor_between, hierarchical, on_shared_cores
+from .allreduce import CostBand, CostCurve, Samples, carry_slowdown, combine_levels, compute_port_factor
 from .calibration import Calibration
 from .networks import MeasuredNetwork, NetworkModel
-from .timeline import Compute, simulated_ms
+from .timeline import Compute, simulate_ms
 
 PARTS = ("forward_ms", "data_ms", "backward_ms", "optimizer_ms")
 SLOWDOWNS = ("compute_slowdown", "comm_slowdown")
 
-PIPELINED = 0.5, 1.0, 0.0
+HIDDEN_SHARES = 0.5, 1.0, 0.0
 """Share of the shorter network level that is hidden behind the longer: unknown, so the band has both ends."""
 
-OWN = "the network as measured"
+MEASURED_NETWORK = "the network as measured"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +57,8 @@ class Scenario:
     accumulate: int = 1
 
     def __post_init__(self) -> None:
-        if not 1 <= self.num_devices <= MOST_DEVICES:
-            raise UsageError(f"{self.num_devices} devices cannot be predicted; give 1 to {MOST_DEVICES}")
+        if not 1 <= self.num_devices <= MAX_DEVICES:
+            raise UsageError(f"{self.num_devices} devices cannot be predicted; give 1 to {MAX_DEVICES}")
 
     @property
     def networks(self) -> list[NetworkModel | MeasuredNetwork]:
@@ -72,26 +72,26 @@ class Scenario:
         return " + ".join(net.name for net in self.networks)
 
 
-def as_calibrated(calibration: Calibration, scenario: Scenario) -> Scenario:
+def fill_scenario(calibration: Calibration, scenario: Scenario) -> Scenario:
     """Fill in what a scenario does not name: network, scaling, and batch."""
     scaling, batch = scenario.scaling or calibration.scaling, calibration.identity.batch_per_device
     usual = batch * calibration.num_ranks if scaling == "strong" else batch
     network = scenario.network
     if network is None and scenario.intra is None:
-        network = MeasuredNetwork(OWN, calibration.allreduce)
+        network = MeasuredNetwork(MEASURED_NETWORK, calibration.allreduce)
     return replace(scenario, scaling=scaling, batch_size=scenario.batch_size or usual, network=network)
 
 
-def cost_band(scenario: Scenario, slowed: float = 1.0) -> CostBand:
-    """Cost an all-reduce of a scenario `as_calibrated`, whose kernels take `slowed` times as long as alone.
+def compute_cost_band(scenario: Scenario, slowed: float = 1.0) -> CostBand:
+    """Cost an all-reduce of a scenario `fill_scenario`, whose kernels take `slowed` times as long as alone.
 
     Raises UsageError where the scenario names no network for what it asks.
     """
     n, network, inside = scenario.num_devices, scenario.network, scenario.intra
     if n == 1:
-        return CostBand.exact(CostCurve())
+        return CostBand.from_curve(CostCurve())
     if isinstance(network, MeasuredNetwork):
-        return network.band(n).scaled(slowed)
+        return network.compute_band(n).scale(slowed)
     if network is not None and network.level == "intra":
         network, inside = None, inside or network
     per_node = min(scenario.gpus_per_node or (1 if inside is None else 8), n)
@@ -102,18 +102,20 @@ def cost_band(scenario: Scenario, slowed: float = 1.0) -> CostBand:
             f"{nodes}; name what joins the nodes, as --network ib-400g"
         )
     if network is not None and nodes > 1 and network.whole:
-        return network.band(n).scaled(slowed)
+        return network.compute_band(n).scale(slowed)
     if per_node > 1 and inside is None:
         raise UsageError(f"{per_node} GPUs per node need --intra, what joins them, such as nvlink-h100")
-    intra = CostBand.exact(CostCurve()) if inside is None else inside.band(per_node).scaled(slowed)
+    intra = (
+        CostBand.from_curve(CostCurve()) if inside is None else inside.compute_band(per_node).scale(slowed)
+    )
     if network is None or nodes == 1:
         return intra
-    inter = network.band(nodes, nics=scenario.nics_per_node or network.nics or per_node)
-    inter = inter.scaled(factor_between(nodes, num_ranks=n, slowed=slowed))
-    return CostBand(*map(hierarchical, intra, inter, PIPELINED))
+    inter = network.compute_band(nodes, nics=scenario.nics_per_node or network.nics or per_node)
+    inter = inter.scale(compute_port_factor(nodes, num_ranks=n, slowed=slowed))
+    return CostBand(*map(combine_levels, intra, inter, HIDDEN_SHARES))
 
 
-class Estimate(NamedTuple):
+class SimulatedStep(NamedTuple):
     """Outcome of one simulated step, without intervals."""
 
     step_ms: float
@@ -126,7 +128,7 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """One scenario's outcome, figures as those of `Estimate`: a row of the table, the JSON and the page."""
+    """One scenario's outcome, figures as those of `SimulatedStep`: a row of table, JSON and page."""
 
     num_devices: Annotated[int, Meta(ge=1)]
     bucket_cap_mb: str
@@ -151,12 +153,15 @@ def predict(
 
     Raises UsageError where the scenario asks for what its network or batch cannot give.
     """
-    scenario = as_calibrated(calibration, scenario)
-    middle = estimate(calibration, scenario)
-    pairs = [(estimate(*one), estimate(*other)) for one, other in _varied(calibration, scenario)]
+    scenario = fill_scenario(calibration, scenario)
+    middle = simulate_scenario(calibration, scenario)
+    pairs = [
+        (simulate_scenario(*one), simulate_scenario(*other))
+        for one, other in _yield_inputs(calibration, scenario)
+    ]
     error = ((calibration.model_error_pct if model_error_pct is None else model_error_pct) or 0.0) / 100
     step_ms, images_per_s, efficiency = (
-        _interval(middle[i], [(low[i], high[i]) for low, high in pairs], error) for i in range(3)
+        _combine_interval(middle[i], [(low[i], high[i]) for low, high in pairs], error) for i in range(3)
     )
     # What is not known of the step is not known of the part of it that is communication.
     below, above = step_ms.estimate - step_ms.low, step_ms.high - step_ms.estimate
@@ -183,9 +188,9 @@ def predict(
     )
 
 
-def estimate(c: Calibration, scenario: Scenario, end: str = "estimate") -> Estimate:
+def simulate_scenario(c: Calibration, scenario: Scenario, end: str = "estimate") -> SimulatedStep:
     """Simulate a scenario from the medians of a calibration; `end` is that of the network's band."""
-    scenario = as_calibrated(c, scenario)
+    scenario = fill_scenario(c, scenario)
     n, times, batch = scenario.num_devices, scenario.accumulate, scenario.batch_size or 0
     if scenario.scaling == "strong":
         if batch % n:
@@ -206,20 +211,20 @@ def estimate(c: Calibration, scenario: Scenario, end: str = "estimate") -> Estim
     if n > 1:
         sizes = [p.num_bytes for p in c.parameters]
         layout = assign_cap(sizes, scenario.bucket_cap_mb, kinds=[p.kind for p in c.parameters])
-        cost, slowdown = getattr(cost_band(scenario), end), c.slowdown()
-        if c.identity.device_type == "cpu" and scenario.network_name != OWN:
-            slowdown = on_shared_cores(
+        cost, slowdown = getattr(compute_cost_band(scenario), end), c.get_slowdown()
+        if c.identity.device_type == "cpu" and scenario.network_name != MEASURED_NETWORK:
+            slowdown = carry_slowdown(
                 slowdown,
                 core_share=median(c.comm_core_share),
-                calibrated=c.curve(),
+                calibrated=c.make_curve(),
                 asked=cost,
                 num_bytes=sum(sizes),
             )
-        beside = getattr(cost_band(scenario, slowdown.comm), end)
+        beside = getattr(compute_cost_band(scenario, slowdown.comm), end)
         if c.num_ranks > 1 and scenario.intra is None:  # a slow-down that was measured across the network
-            beside = cost.scaled(slowdown.comm)
-        share = wire_share(scenario.comm_hook)
-        step_ms = simulated_ms(
+            beside = cost.scale(slowdown.comm)
+        share = get_wire_share(scenario.comm_hook)
+        step_ms = simulate_ms(
             sizes,
             [size * min(p.ready_ms, micro.backward_ms) for p in c.parameters],
             layout,
@@ -233,13 +238,13 @@ def estimate(c: Calibration, scenario: Scenario, end: str = "estimate") -> Estim
         wrapper_ms = median(c.residual_ms) if c.num_ranks == 1 else 0.0
         exposed_ms = max(step_ms - compute.total_ms - wrapper_ms, 0.0)
     per_device = 1000 * batch * times * c.identity.units_per_sample
-    return Estimate(step_ms, n * per_device / step_ms, single_ms / step_ms, exposed_ms)
+    return SimulatedStep(step_ms, n * per_device / step_ms, single_ms / step_ms, exposed_ms)
 
 
 Inputs: TypeAlias = tuple[Calibration, Scenario, str]
 
 
-def _varied(c: Calibration, scenario: Scenario) -> Iterator[tuple[Inputs, Inputs]]:
+def _yield_inputs(c: Calibration, scenario: Scenario) -> Iterator[tuple[Inputs, Inputs]]:
     """Yield each input at both ends of its 95% interval, the others as they are.
 
     Parts of a step get longer together, and so do an all-reduce's times over sizes.
@@ -247,28 +252,32 @@ def _varied(c: Calibration, scenario: Scenario) -> Iterator[tuple[Inputs, Inputs
     yield (c, scenario, "low"), (c, scenario, "high")
     # Nothing is ten times as fast as its median.
     middle = median(c.backward_ms) or 1.0
-    paces = [end / middle for end in _ends(c.backward_ms, middle / 10)] if any(c.backward_ms) else (1.0, 1.0)
-    slower, faster = ((_paced(c, pace), scenario, "estimate") for pace in paces)
+    paces = (
+        [end / middle for end in _compute_ends(c.backward_ms, middle / 10)]
+        if any(c.backward_ms)
+        else (1.0, 1.0)
+    )
+    slower, faster = ((_scale_pace(c, pace), scenario, "estimate") for pace in paces)
     yield slower, faster
     for name in ("copy_ms", "residual_ms", "single_step_ms", *SLOWDOWNS, "comm_core_share"):
         samples: Samples = getattr(c, name)
         if len(samples) > 1:
             least = {"single_step_ms": median(samples) / 10, **dict.fromkeys(SLOWDOWNS, 1.0)}
-            ends = _ends(samples, least.get(name, min(*samples, 0.0)))
+            ends = _compute_ends(samples, least.get(name, min(*samples, 0.0)))
             moved: list[dict[str, Any]] = [{name: (end,)} for end in ends]
             low, high = (replace(c, **end) for end in moved)
             yield (low, scenario, "estimate"), (high, scenario, "estimate")
     if isinstance(scenario.network, MeasuredNetwork):
-        quick, slow = (replace(scenario, network=_moved(scenario.network, sign)) for sign in (-1, 1))
+        quick, slow = (replace(scenario, network=_shift_network(scenario.network, sign)) for sign in (-1, 1))
         yield (c, quick, "estimate"), (c, slow, "estimate")
 
 
-def _paced(c: Calibration, pace: float) -> Calibration:
+def _scale_pace(c: Calibration, pace: float) -> Calibration:
     steps: dict[str, Any] = {name: (pace * median(getattr(c, name)),) for name in PARTS}
     return replace(c, parameters=tuple(replace(p, ready_ms=pace * p.ready_ms) for p in c.parameters), **steps)
 
 
-def _ends(samples: Samples, least: float) -> tuple[float, float]:
+def _compute_ends(samples: Samples, least: float) -> tuple[float, float]:
     """The 95% interval of a median, by Student: its error is sqrt(pi / 2) of the mean's."""
     middle, count = median(samples), len(samples)
     if count == 1:
@@ -278,18 +287,20 @@ def _ends(samples: Samples, least: float) -> tuple[float, float]:
     return max(middle - reach, least), max(middle + reach, least)
 
 
-def _moved(network: MeasuredNetwork, sign: int) -> MeasuredNetwork:
+def _shift_network(network: MeasuredNetwork, sign: int) -> MeasuredNetwork:
     """The network whose every time is as short, or as long, as its repetitions leave open."""
 
-    def of(times: Samples) -> float:
+    def shift_times(times: Samples) -> float:
         reach = (max(times) - min(times)) / 2 / math.sqrt(len(times))
         return max(median(times) + sign * reach, min(times))
 
-    moved = (replace(one, points=tuple((s, (of(t),)) for s, t in one.points)) for one in network.allreduce)
+    moved = (
+        replace(one, points=tuple((s, (shift_times(t),)) for s, t in one.points)) for one in network.allreduce
+    )
     return replace(network, allreduce=tuple(moved))
 
 
-def _interval(middle: float, pairs: Sequence[tuple[float, float]], error: float) -> Interval:
+def _combine_interval(middle: float, pairs: Sequence[tuple[float, float]], error: float) -> Interval:
     """Form the 95% interval about `middle` from what each input at its ends gives, on the logarithm.
 
     Inputs are independent, so their reaches add in quadrature, and with them the model's `error`, a share.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..plan.buckets import Layout, bucket_bytes
+from ..plan.buckets import Layout, sum_bucket_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Compute:
         return self.before_ms + self.backward_ms + self.after_ms
 
 
-def simulated_ms(
+def simulate_ms(
     num_bytes: Sequence[int],
     ready_ms: Sequence[float],
     layout: Layout,
@@ -66,7 +66,7 @@ def simulated_ms(
     """
     slow = slowdown or Slowdown()
     end_ms = compute.backward_ms + copy_ms
-    sizes, total_bytes = bucket_bytes(num_bytes, layout), sum(num_bytes)
+    sizes, total_bytes = sum_bucket_bytes(num_bytes, layout), sum(num_bytes)
     copies_ms = [copy_ms * size / total_bytes for size in sizes]
     # Wall time, and how far an undisturbed backward would be.
     now_ms = progress_ms = ended_ms = filled_ms = copied_ms = 0.0

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..measure.timed import Trainer
-from .peers import Peers
+from .peers import ProofGroup
 
 NO_GRADIENT = -1
 
@@ -17,23 +17,23 @@ BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers by their bytes."""
 
 
-def differing_gradients(trainer: Trainer, peers: Peers) -> tuple[str, ...]:
+def find_differing_gradients(trainer: Trainer, peers: ProofGroup) -> tuple[str, ...]:
     """Compute the gradients of a step; name what has another gradient than on the first rank.
 
     Every rank of the case calls it. Weights may differ, for local steps were measured; averages may not.
     """
     trainer.release_gradients()
-    with peers.together(), trainer.mode.compiles_as_asked():
+    with peers.join_ranks(), trainer.mode.set_compiler():
         trainer.compute_gradients()
     named = dict(trainer.mode.module.named_parameters())
-    sums = torch.stack([_checksum(one.grad) for one in named.values()])
+    sums = torch.stack([_compute_checksum(one.grad) for one in named.values()])
     trainer.release_gradients()
     of_first = peers.broadcast(sums.clone())
     differs = (sums != of_first).tolist()
     return tuple(name for name, does in zip(named, differs, strict=True) if does)
 
 
-def _checksum(gradient: Tensor | None) -> Tensor:
+def _compute_checksum(gradient: Tensor | None) -> Tensor:
     """The sum of a tensor's bits, on the host."""
     if gradient is None:
         return torch.tensor(NO_GRADIENT)

@@ -11,31 +11,31 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
-from ..common.errors import RAISED_BY_USERS
-from ..common.numbers import short
+from ..common.errors import USER_EXCEPTIONS
+from ..common.numbers import format_short
 from ..measure.faults import is_out_of_memory
 from ..modes.base import UnusedParametersError
-from ..modes.ddp import why_ddp_waits
+from ..modes.ddp import explain_ddp_wait
 from ..results.block_times import NotProved, ProofResult
 from .judge import (
     CANCELLED,
     EXACT,
-    IN_16_BITS,
     NO_ERROR,
     PROOF_STEPS,
+    TOLERANCE_16_BITS,
     RelativeError,
     Tolerance,
     compute_buffer_error,
     compute_error,
+    find_worst,
     judge,
-    worst_of,
 )
 from .reference import Computed, Reference, Work
-from .weights import norm
+from .weights import compute_norm
 
 T = TypeVar("T")
 
-OF_LIMIT = 0.1
+MAX_NOISE_SHARE = 0.1
 """Two runs of the plain module that differ by more of the limit prove nothing."""
 
 NO_SEED = NotProved(
@@ -80,21 +80,21 @@ class ReferenceCheck:
     @functools.cached_property
     def reference_result(self) -> Computed | None:
         """The result of the plain module; None on a rank without part in it."""
-        return self.reference.computed(self.work)
+        return self.reference.compute_result(self.work)
 
     @functools.cached_property
     def on_any(self) -> Facts:
         """The largest of each on any rank."""
         right = self.reference_result or Computed()
-        size = norm(right.update if self.work.scales else right.sizes)
-        size, draws, asks = self.work.of.peers.all_largest(size, right.draws, right.asks)
+        size = compute_norm(right.update if self.work.scales else right.sizes)
+        size, draws, asks = self.work.of.peers.find_all_largest(size, right.draws, right.asks)
         return Facts(size, bool(draws), bool(asks))
 
     def check_use(self) -> None:
         """Raise UnusedParametersError where a rank's part leaves DDP waiting, on all before any waits."""
         right, of = self.reference_result, self.work.of
-        with of.peers.together():
-            if right is not None and (waits := why_ddp_waits(of.case, right.unused)):
+        with of.peers.join_ranks():
+            if right is not None and (waits := explain_ddp_wait(of.case, right.unused)):
                 raise UnusedParametersError(waits)
 
     def prove(
@@ -109,24 +109,24 @@ class ReferenceCheck:
         Raises ProofError, which names the likely `cause`, where the mode is wrong.
         """
         for tolerance in tolerances:
-            closest, error = self._closest(found, tolerance)
+            closest, error = self._find_closest(found, tolerance)
             if is_right := judge(error, tolerance):
                 break
         if closest is not self and depends_on_ranks(self, found, tolerance):
             return ProofResult(not_proved=BY_RANK)
         noise = NO_ERROR
-        if not is_right and (tolerance.of_update or tolerance.total >= IN_16_BITS):
-            perturbed = self.reference.computed(replace(closest.work, perturbed=True))
+        if not is_right and (tolerance.of_update or tolerance.total >= TOLERANCE_16_BITS):
+            perturbed = self.reference.compute_result(replace(closest.work, perturbed=True))
             noise = closest.compute_max_error(perturbed, tolerance)
             is_right = judge(error, tolerance, noise)
         if is_right:
             return ProofResult(error=error.total)
         if is_right is None:
-            by = short(100 * noise.total, 2)
+            by = format_short(100 * noise.total, 2)
             return ProofResult(
                 inconclusive_reason=f"rounding alone changes the update of the reference by {by}%"
             )
-        total, of_one = tolerance.limits(noise)
+        total, of_one = tolerance.compute_limits(noise)
         limit = of_one if error.total <= total else total
         after, to = (f" after {PROOF_STEPS} steps", " to the update") if tolerance.of_update else ("", "")
         wrong = f"{error.describe(total)}{after} (relative{to}; at most {limit:.0e}{tolerance.where}){cause}"
@@ -134,7 +134,7 @@ class ReferenceCheck:
             tolerance = replace(tolerance, total=total)
         return ProofResult(not_proved=closest.explain_mismatch(error, tolerance, wrong))
 
-    def _closest(self, found: Computed, tolerance: Tolerance) -> tuple[ReferenceCheck, RelativeError]:
+    def _find_closest(self, found: Computed, tolerance: Tolerance) -> tuple[ReferenceCheck, RelativeError]:
         """Return the error of `found`, and the comparison that says so.
 
         Of a model that asks other ranks the answers may depend on their order, as those of a queue of rows
@@ -153,15 +153,15 @@ class ReferenceCheck:
         share = CANCELLED if tolerance.total <= EXACT else 1.0
         right, own = self.reference_result, NO_ERROR
         kind = "parameters" if self.work.scales else "gradients"
-        with self.work.of.peers.together():
+        with self.work.of.peers.join_ranks():
             if found is not None and right is not None:
                 is_whole = kind == "gradients" or self.work.of.case.spec.holds_whole
                 update = {n: one for n, one in right.update.items() if is_whole or n in found.update}
-                own = worst_of(
+                own = find_worst(
                     compute_error(found.update, update, kind, right.sizes, share),
                     compute_buffer_error(found.buffers, right.buffers),
                 )
-        return own.among(self.work.of.peers)
+        return own.find_largest(self.work.of.peers)
 
     def explain_mismatch(self, error: RelativeError, tolerance: Tolerance, wrong: str) -> NotProved:
         """Why a case that is off by too much is not proved. Raises ProofError, `wrong`, where it is wrong."""
@@ -171,8 +171,10 @@ class ReferenceCheck:
         if not (case.mode == "single" and usual and not (case.fused_optimizer or case.channels_last)):
             if case.sync_batchnorm and self.on_any.draws:
                 return NO_SEED
-            error = self.compute_max_error(self.reference.computed(self.work, recompute=True), tolerance)
-            if error.total <= OF_LIMIT * tolerance.total:
+            error = self.compute_max_error(
+                self.reference.compute_result(self.work, recompute=True), tolerance
+            )
+            if error.total <= MAX_NOISE_SHARE * tolerance.total:
                 raise ProofError(wrong)
         return NotProved(
             reason=f"two runs of the plain module under equal seeds differ by {error.total:.2g}",
@@ -180,11 +182,11 @@ class ReferenceCheck:
         )
 
 
-def unless_memory_is_full(compare: Callable[[], T]) -> T | ProofResult:
+def report_full_memory(compare: Callable[[], T]) -> T | ProofResult:
     """Return what `compare` returns; where the plain module finds no memory, that the case is not proved."""
     try:
         return compare()
-    except RAISED_BY_USERS as error:
+    except USER_EXCEPTIONS as error:
         if not is_out_of_memory(error):
             raise
         return ProofResult(not_proved=NO_MEMORY)

@@ -17,13 +17,13 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
-from ..measure.timed import Hook, Trainer, hooked
+from ..measure.timed import Hook, Trainer, hook_methods
 from ..modes import Mode
 from ..plan.case import Case
 from .judge import PROOF_STEPS
 from .making import begin_draws
-from .reference import changed_weights
-from .weights import Weights, gradient_of, on_host
+from .reference import copy_changed_weights
+from .weights import Weights, copy_to_host, get_gradient
 
 STEPS = "; a hook that steps in the backward runs before DDP averages: step after the backward"
 
@@ -39,7 +39,7 @@ class TakeGradients(Optimizer):
         """Leave in each parameter that trains its gradient, zeros where it has none."""
         for one in self.param_groups[0]["params"]:
             if one.requires_grad:
-                one.copy_(gradient_of(one))
+                one.copy_(get_gradient(one))
 
 
 @dataclass
@@ -70,19 +70,22 @@ class FirstSteps:
         """Contexts that end with the steps that are compared."""
         if self.keeps:
             trained = [one for one in self.trainer.mode.module.parameters() if one.requires_grad]
-            watched = partial(steps_in_backward, trained, self.stepped)
-            hooks: list[Hook] = [(self.trainer, "_train", self._begun), (self.trainer, "_propagate", watched)]
-            self.until_over.enter_context(hooked(hooks))
+            watched = partial(note_backward_steps, trained, self.stepped)
+            hooks: list[Hook] = [
+                (self.trainer, "_train", self._begin_micro_step),
+                (self.trainer, "_propagate", watched),
+            ]
+            self.until_over.enter_context(hook_methods(hooks))
 
     @contextlib.contextmanager
-    def _begun(self) -> Iterator[None]:
+    def _begin_micro_step(self) -> Iterator[None]:
         self.micro += 1
         begin = partial(begin_draws, self.seed, len(self.scales) - 1, self.micro, self.part)
         begin()
-        with self.trainer.mode.draws_from(begin):
+        with self.trainer.mode.seed_parts(begin):
             yield
 
-    def after_step(self) -> None:
+    def note_step(self) -> None:
         """Look at a step; every rank of the case calls it after each."""
         if not self.keeps:
             return
@@ -90,10 +93,12 @@ class FirstSteps:
         self.scales += (self.trainer.loss_scale,)
         is_last = self.case.comm_hook == "powersgd" and len(self.scales) > self.num_steps
         if is_last or self.num_taken == self.num_steps:
-            weights = self.trainer.mode.weights()
+            weights = self.trainer.mode.gather_weights()
             tells_frozen = self.case.spec.holds_whole
-            self.weights = changed_weights(weights, self.start) if tells_frozen else on_host(weights)
-            self.buffers = on_host(self.trainer.mode.buffers())
+            self.weights = (
+                copy_changed_weights(weights, self.start) if tells_frozen else copy_to_host(weights)
+            )
+            self.buffers = copy_to_host(self.trainer.mode.collect_buffers())
             self.end()
 
     def end(self) -> None:
@@ -108,7 +113,7 @@ class FirstSteps:
 
 
 @contextlib.contextmanager
-def outside_of_wrapper(mode: Mode) -> Iterator[list[str]]:
+def note_outside_calls(mode: Mode) -> Iterator[list[str]]:
     """Within it, note the modules that are called while the wrapper's forward is not running, by name."""
     names = {id(part): name for name, part in mode.module.named_modules()}
     called: list[str] = []
@@ -136,7 +141,7 @@ def outside_of_wrapper(mode: Mode) -> Iterator[list[str]]:
             hook.remove()
 
 
-def why_wrong(called: Sequence[str]) -> str:
+def explain_misuse(called: Sequence[str]) -> str:
     """Say why gradients differ where these modules were called past the wrapper; empty without any."""
     if not called:
         return ""
@@ -145,7 +150,7 @@ def why_wrong(called: Sequence[str]) -> str:
 
 
 @contextlib.contextmanager
-def steps_in_backward(parameters: Sequence[nn.Parameter], found: list[bool]) -> Iterator[None]:
+def note_backward_steps(parameters: Sequence[nn.Parameter], found: list[bool]) -> Iterator[None]:
     """Within it is a backward; note whether it, or a hook that follows a gradient, changes parameters."""
     before = [one._version for one in parameters]
     yield

@@ -13,14 +13,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ...models.nested import chunk, join
+from ...models.nested import join, split_tensors
 from ...models.workload import Batch, Loss
-from ..measure.groups import num_launched
+from ..measure.groups import count_launched
 from ..modes import Stages
-from ..modes.base import tensors_of_module
-from ..modes.dp import check_gathered, replica_of
-from ..plan.case import Split
-from .peers import Peers
+from ..modes.base import collect_tensors
+from ..modes.dp import check_gathered, copy_replica
+from ..plan.case import BatchSplit
+from .peers import ProofGroup
 
 Begin = Callable[..., None]
 """Starts the random numbers of a micro-batch, or of what its further arguments number within it."""
@@ -33,7 +33,7 @@ class BufferSharing:
     `will_sync_module_buffers()` asks the `require_forward_param_sync` that its last forward has set.
     """
 
-    def __init__(self, module: nn.Module, peers: Peers) -> None:
+    def __init__(self, module: nn.Module, peers: ProofGroup) -> None:
         self.is_last_micro = True
         """True where the micro-batch is that of DDP's reduction, which no `no_sync` precedes."""
         self.num_launched = 0
@@ -41,13 +41,13 @@ class BufferSharing:
         self._module, self._peers = module, peers
         self._follows_reduction = True
         if dict(module.named_buffers()):
-            module.register_forward_pre_hook(self._before_forward, prepend=True)
-            module.register_forward_hook(self._after_forward)
+            module.register_forward_pre_hook(self._send_buffers, prepend=True)
+            module.register_forward_hook(self._note_reduction)
 
-    def _before_forward(self, *_: object) -> None:
+    def _send_buffers(self, *_: object) -> None:
         if not self._follows_reduction:
             return
-        before = num_launched(dist.group.WORLD) or 0
+        before = count_launched(dist.group.WORLD) or 0
         self._peers.meet()
         # The last rank computes the first part, unless each computes its own.
         root = -self._peers.shift % self._peers.world_size
@@ -55,26 +55,26 @@ class BufferSharing:
         with torch.no_grad():
             for name, buffer in self._module.named_buffers():
                 buffer.data.copy_(found[name])  # no new version, for autograd may keep the buffer: as DDP
-        self.num_launched += (num_launched(dist.group.WORLD) or 0) - before
+        self.num_launched += (count_launched(dist.group.WORLD) or 0) - before
 
-    def _after_forward(self, *_: object) -> None:
+    def _note_reduction(self, *_: object) -> None:
         self._follows_reduction = torch.is_grad_enabled() and self.is_last_micro
 
 
-def losses(
-    loss: Loss, module: nn.Module, batch: Batch, split: Split, begin: Begin, stages: Stages | None = None
+def yield_losses(
+    loss: Loss, module: nn.Module, batch: Batch, split: BatchSplit, begin: Begin, stages: Stages | None = None
 ) -> Iterator[Tensor]:
     """Give each loss of one part of a micro-batch in turn; their mean is trained on."""
     if split.gathered:
         yield loss(_Gathered(module, split.num_chunks, begin), batch)
         return
-    for number, rows in enumerate(chunk(batch, split.num_chunks)):
-        with _stages_begin(module, stages, partial(begin, number)):
+    for number, rows in enumerate(split_tensors(batch, split.num_chunks)):
+        with _seed_stages(module, stages, partial(begin, number)):
             yield loss(module, rows)
 
 
 @contextlib.contextmanager
-def _stages_begin(module: nn.Module, stages: Stages | None, begin: Begin) -> Iterator[None]:
+def _seed_stages(module: nn.Module, stages: Stages | None, begin: Begin) -> Iterator[None]:
     """Within it, random numbers start anew with the first layer of each stage."""
     with contextlib.ExitStack() as hooked:
         if stages is not None:
@@ -101,7 +101,7 @@ class _Gathered(nn.Module):
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         trained = {name: one for name, one in self.module.named_parameters() if one.requires_grad}
-        held = {n: one for n, one in tensors_of_module(self.module).items() if n not in trained}
+        held = {n: one for n, one in collect_tensors(self.module).items() if n not in trained}
         before = {name: one.detach().clone() for name, one in held.items()}
         after: list[dict[str, Tensor]] = []
 
@@ -111,9 +111,9 @@ class _Gathered(nn.Module):
             self._begin(number)
             own = {name: buffer.clone() for name, buffer in before.items()}
             after.append(own)
-            return replica_of(self.module, {**trained, **own})(*arguments, **more)
+            return copy_replica(self.module, {**trained, **own})(*arguments, **more)
 
-        chunks = chunk((inputs, named), self._num_chunks)
+        chunks = split_tensors((inputs, named), self._num_chunks)
         on_gpu = any(one.is_cuda for one in trained.values())
         call = partial(checkpoint, run, use_reentrant=False) if on_gpu else run
         outputs = [call(number, *arguments, **more) for number, (arguments, more) in enumerate(chunks)]

@@ -10,20 +10,20 @@ from dataclasses import dataclass
 
 import torch
 
-from .peers import Peers
-from .weights import Weights, difference, norm, norm_of
+from .peers import ProofGroup
+from .weights import Weights, compute_norm, compute_tensor_norm, subtract_weights
 
 TENSOR_TOLERANCE_FACTOR, MAX_TENSOR_ERROR = 10, 0.5
 """A single tensor may be off by so many times the tolerance, and by so much at most."""
 
-FLOOR = 1e-2
+MIN_NORM_SHARE = 1e-2
 """Share of the norm over all: to less than it no tensor's error is relative, for some gradients are noise."""
 
 EXACT, CANCELLED = 1e-9, 1e-5
 """Limits of exact proofs: where no more than the first is allowed, no error is relative to less than
 the second of what is added up: what cancels leaves its rounding."""
 
-AMPLIFIED = 3
+MAX_AMPLIFICATION = 3
 """A case may be off by so many times what rounding alone does to the plain module; most seen: 1.5."""
 
 PROOF_STEPS = 2
@@ -33,7 +33,7 @@ GRADIENT_TOLERANCES = {"none": EXACT, "powersgd": EXACT, "fp16": 2e-3, "bf16": 2
 """Largest relative gradient error by communication hook, in float64; fp16 and bf16 hooks round what they
 send (half their last mantissa bit is 2^-11 and 2^-8), PowerSGD compresses only from its third step."""
 
-IN_16_BITS, MAX_IN_16_BITS = 2e-2, 0.25
+TOLERANCE_16_BITS, MAX_IN_16_BITS = 2e-2, 0.25
 """Largest gradient error of a model that computes in 16 bits where rounding alone does no more, and where it
 does: 8 bits of bf16 cost 3% on ResNet-20 and 13% on ResNet-50, in eval mode."""
 
@@ -41,7 +41,7 @@ UPDATE_TOLERANCES = {"fp32": 1e-2, "tf32": 1e-1, "bf16": 2e-1, "fp16": 1e-1}
 """Largest error by precision. Seen on CPU cores (ResNet-20 and -18, 32 x 32 pixels, batch 8 and 16): compiled
 2e-3 in fp32 and 9e-2 in bf16; eager, in another memory format, 4e-3, 9e-2, and 4e-2 in fp16; TF32 has fp16's
 10 bits. Eager cases are exact. A ResNet-18 that rounds its way past a ReLU is off by 4e-2 in fp32 and 6e-1 in
-bf16: then `AMPLIFIED` decides."""
+bf16: then `MAX_AMPLIFICATION` decides."""
 
 HOOK_TOLERANCES = {"none": 0.0, "powersgd": 0.0, "fp16": 1e-1, "bf16": 2e-1}
 """The same by communication hook, where that is more; seen: 3e-2 with fp16, 6e-2 with bf16."""
@@ -70,10 +70,10 @@ class RelativeError:
             return f"{self.kind} differ from those of single by {self.total:.2g}{where}"
         return f"{kind} of {name or 'a parameter'} differ from those of single by {self.of_one:.2g}"
 
-    def among(self, peers: Peers) -> RelativeError:
+    def find_largest(self, peers: ProofGroup) -> RelativeError:
         """The largest errors on any of the ranks, on each of them, with what is off there."""
-        total, kind = peers.worst(self.total, self.kind)
-        of_one, one = peers.worst(self.of_one, self.one)
+        total, kind = peers.find_worst(self.total, self.kind)
+        of_one, one = peers.find_worst(self.of_one, self.one)
         return RelativeError(total, of_one, kind, one)
 
 
@@ -90,28 +90,28 @@ class Tolerance:
     where: str = ""
     """The arithmetic that it is for, in words."""
 
-    def limits(self, noise: RelativeError) -> tuple[float, float]:
+    def compute_limits(self, noise: RelativeError) -> tuple[float, float]:
         """Return the largest errors over all tensors, and of one, where rounding alone makes `noise`."""
-        amplified = AMPLIFIED * noise.total
+        amplified = MAX_AMPLIFICATION * noise.total
         if not self.of_update:
             total = max(self.total, min(amplified, MAX_IN_16_BITS))
             return total, min(TENSOR_TOLERANCE_FACTOR * total, MAX_TENSOR_ERROR)
         of_one = math.inf  # 16 bits round single ones by any amount
         if self.total <= UPDATE_TOLERANCES["fp32"]:
-            of_one = max(AMPLIFIED * noise.of_one, MAX_TENSOR_ERROR)
+            of_one = max(MAX_AMPLIFICATION * noise.of_one, MAX_TENSOR_ERROR)
         return max(self.total, amplified), of_one
 
 
 def judge(error: RelativeError, tolerance: Tolerance, noise: RelativeError = NO_ERROR) -> bool | None:
     """Tell whether a case is right, where rounding alone makes `noise`; None where that leaves it open."""
-    total, of_one = tolerance.limits(noise)
+    total, of_one = tolerance.compute_limits(noise)
     is_nan = math.isnan(error.total) and not (tolerance.of_update and math.isnan(noise.total))
     if error.total > total or error.of_one > of_one or is_nan:
         return False
     return True if error.total <= min(total, MAX_CONCLUSIVE_ERROR) else None
 
 
-def worst_of(*errors: RelativeError) -> RelativeError:
+def find_worst(*errors: RelativeError) -> RelativeError:
     """Return the largest error over all tensors of a kind, and the largest of a single one of any kind."""
     total = max(errors, key=lambda one: (math.isnan(one.total), one.total))
     single = max(errors, key=lambda one: (math.isnan(one.of_one), one.of_one))
@@ -131,8 +131,10 @@ def compute_error(
         {**some, **{n: torch.zeros_like(one) for n, one in other.items() if n not in some}}
         for some, other in ((found, right), (right, found))
     )
-    lengths = {n: max(float(norm_of(one)), share * float(sizes.get(n, 0.0))) for n, one in right.items()}
-    return _relative(difference(found, right), lengths, kind)
+    lengths = {
+        n: max(float(compute_tensor_norm(one)), share * float(sizes.get(n, 0.0))) for n, one in right.items()
+    }
+    return _compute_relative(subtract_weights(found, right), lengths, kind)
 
 
 def compute_buffer_error(found: Weights, right: Weights) -> RelativeError:
@@ -144,16 +146,19 @@ def compute_buffer_error(found: Weights, right: Weights) -> RelativeError:
     both = [n for n in theirs if n in ours]
     if any(ours[n].shape != theirs[n].shape for n in both):
         return RelativeError(torch.inf, kind="buffers")
-    lengths = {n: float(norm_of(theirs[n])) for n in both}
-    return _relative({n: ours[n] - theirs[n] for n in both}, lengths, "buffers")
+    lengths = {n: float(compute_tensor_norm(theirs[n])) for n in both}
+    return _compute_relative({n: ours[n] - theirs[n] for n in both}, lengths, "buffers")
 
 
-def _relative(apart: Weights, lengths: dict[str, float], kind: str) -> RelativeError:
-    total, length = norm(apart), math.hypot(*lengths.values())
-    singles = {n: _over(float(norm_of(one)), max(lengths[n], FLOOR * length)) for n, one in apart.items()}
+def _compute_relative(apart: Weights, lengths: dict[str, float], kind: str) -> RelativeError:
+    total, length = compute_norm(apart), math.hypot(*lengths.values())
+    singles = {
+        n: _divide_error(float(compute_tensor_norm(one)), max(lengths[n], MIN_NORM_SHARE * length))
+        for n, one in apart.items()
+    }
     worst = max(singles, key=lambda name: singles[name], default="")
-    return RelativeError(_over(total, length), singles.get(worst, 0.0), kind, f"{kind} {worst}")
+    return RelativeError(_divide_error(total, length), singles.get(worst, 0.0), kind, f"{kind} {worst}")
 
 
-def _over(off: float, length: float) -> float:
+def _divide_error(off: float, length: float) -> float:
     return 0.0 if off == 0 else off / length if length else math.inf

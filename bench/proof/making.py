@@ -15,11 +15,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ...models.data import BatchSource, Drawn, mixed, open_source
-from ...models.workload import Batch, Workload, check_loss, has_rows, loss_function, make_batch, make_module
+from ...models.data import BatchSource, Drawn, make_seed, open_source
+from ...models.workload import (
+    Batch,
+    Workload,
+    check_loss,
+    has_rows,
+    make_batch,
+    make_loss_function,
+    make_module,
+)
 from ..common.errors import UsageError
-from ..modes.base import tensors_of_module
-from ..plan.case import Case, split_of
+from ..modes.base import collect_tensors
+from ..plan.case import Case, split_batch
 from .weights import Weights
 
 
@@ -44,12 +52,14 @@ class Maker:
         self._num_outputs = num_outputs
         self.workload, self.seed, self.device = workload, seed, device
         self.data_workers, self.alone = data_workers, alone
-        self._unused: nn.Module | None = (first := self._made())
-        self.start: Weights = {name: one.detach().clone() for name, one in tensors_of_module(first).items()}
+        self._unused: nn.Module | None = (first := self._make_seeded())
+        self.start: Weights = {name: one.detach().clone() for name, one in collect_tensors(first).items()}
 
-    def source(self, case: Case, part: int, device: torch.device, drawn: Drawn | None = None) -> BatchSource:
+    def open_source(
+        self, case: Case, part: int, device: torch.device, drawn: Drawn | None = None
+    ) -> BatchSource:
         """Open the source of a part of a case's batches; those in `drawn` are not drawn again."""
-        split = split_of(case)
+        split = split_batch(case)
         return open_source(
             self.workload,
             data=case.data,
@@ -68,25 +78,25 @@ class Maker:
         """True where a batch can be split; where not, each part is made by itself."""
         return has_rows(self.workload)
 
-    def batch(self, size: int, *part: int) -> Batch:
+    def make_batch(self, size: int, *part: int) -> Batch:
         """Make the seeded batch of a proof on the host, or the part with these numbers by itself."""
-        generator = torch.Generator().manual_seed(mixed(self.seed, *part) if part else self.seed)
+        generator = torch.Generator().manual_seed(make_seed(self.seed, *part) if part else self.seed)
         return make_batch(self.workload, batch_size=size, generator=generator)
 
-    def loss(self, model: Any, batch: Batch) -> Tensor:
+    def compute_loss(self, model: Any, batch: Batch) -> Tensor:
         """The workload's loss. Raises UsageError where it is none to train on."""
-        found = loss_function(self.workload)(model, batch)
+        found = make_loss_function(self.workload)(model, batch)
         check_loss(self.workload, found)
         return found
 
-    def module(self, dtype: torch.dtype | None = None) -> nn.Module:
+    def make_module(self, dtype: torch.dtype | None = None) -> nn.Module:
         """A module with the weights `start`, floating ones as `dtype` if it is given.
 
         Raises UsageError where the function makes modules of other shapes from call to call.
         """
-        module, self._unused = self._unused or self._made(), None
-        own = tensors_of_module(module)
-        shapes, others = shapes_of(own), shapes_of(self.start)
+        module, self._unused = self._unused or self._make_seeded(), None
+        own = collect_tensors(module)
+        shapes, others = describe_state(own), describe_state(self.start)
         if shapes != others:
             odd = min(shapes.items() ^ others.items())[0]
             raise UsageError(
@@ -97,10 +107,10 @@ class Maker:
             if one.layout == torch.strided:
                 one.data.copy_(self.start[name])
         # `to` with a dtype would drop imaginary parts.
-        module.to(self.device)._apply(lambda one: precise(one, dtype))
+        module.to(self.device)._apply(lambda one: set_precision(one, dtype))
         return module
 
-    def _made(self) -> nn.Module:
+    def _make_seeded(self) -> nn.Module:
         torch.manual_seed(self.seed)
         random.seed(self.seed)
         np.random.seed(self.seed % 2**32)
@@ -109,13 +119,13 @@ class Maker:
 
 def begin_draws(*numbers: int) -> None:
     """Start all generators that a model may draw from, on all devices, in a state of these numbers."""
-    seed = mixed(*numbers)
+    seed = make_seed(*numbers)
     torch.manual_seed(seed >> 1)
     random.seed(seed)
     np.random.seed(seed % 2**32)
 
 
-def generators() -> object:
+def get_generator_states() -> object:
     """The states of the generators that a model may draw from: equal where nothing has been drawn between."""
     of_torch = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
     name, keys, *more = np.random.get_state()
@@ -123,12 +133,12 @@ def generators() -> object:
     return [state.numpy().tobytes() for state in of_torch], random.getstate(), of_numpy
 
 
-def shapes_of(state: Mapping[str, Any]) -> dict[str, Any]:
+def describe_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """The shapes of a state dict's tensors, and the types of what else it holds."""
     return {name: tuple(one.shape) if isinstance(one, Tensor) else type(one) for name, one in state.items()}
 
 
-def precise(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+def set_precision(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     """The tensor with floating and complex numbers in the precision of `dtype`, where that is given."""
     if dtype is None or not (tensor.is_floating_point() or tensor.is_complex()):
         return tensor

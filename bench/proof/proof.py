@@ -20,36 +20,36 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...models.data import HostSource
-from ...models.step import float32_precision
-from ...models.workload import Batch, one_line
-from ..common.errors import RAISED_BY_USERS
-from ..measure.faults import hint_of, is_of_the_model
+from ...models.step import set_float32_precision
+from ...models.workload import Batch, format_error
+from ..common.errors import USER_EXCEPTIONS
+from ..measure.faults import find_hint, is_of_the_model
 from ..measure.memory import release_memory
 from ..measure.timed import Trainer
 from ..modes import Place, Stages, Unsupported, build_mode
 from ..plan.case import STAND_IN, Case
 from ..results.block_times import ProofResult
-from .comparison import NO_GRADIENT, ProofError, ReferenceCheck, unless_memory_is_full
-from .first_steps import STEPS, FirstSteps, TakeGradients, outside_of_wrapper, why_wrong
-from .inputs import LEAST_ROWS, ProofInputs
+from .comparison import NO_GRADIENT, ProofError, ReferenceCheck, report_full_memory
+from .first_steps import STEPS, FirstSteps, TakeGradients, explain_misuse, note_outside_calls
+from .inputs import MIN_ROWS, ProofInputs
 from .judge import GRADIENT_TOLERANCES, HOOK_TOLERANCES, MAX_IN_16_BITS, UPDATE_TOLERANCES, Tolerance, judge
-from .making import Maker, shapes_of
-from .peers import Peers
-from .reference import Computed, Reference, Subject, Work, training_of
+from .making import Maker, describe_state
+from .peers import ProofGroup
+from .reference import Computed, Reference, Subject, Work, make_training
 from .split_effect import MIN_REPEATED, SplitEffect
 from .stages import Splitter
-from .weights import Weights, difference
+from .weights import Weights, subtract_weights
 
-VANISHING = 1e-12
+MAX_VANISHING_NORM = 1e-12
 """Norm of gradients of alternating signs that may be no more than rounding."""
 
-NOT_STOOD_IN = (
+NO_STAND_IN = (
     "DP as emulated on CPU cores does not take this model, which nn.DataParallel on GPUs may; both split "
     "each tensor of the inputs, those of lists too, along dimension 0"
 )
 
 
-def why_rows_are_needed(case: Case) -> str:
+def explain_rows_needed(case: Case) -> str:
     """Say what of a case splits or joins batches; empty where each rank trains on what `batch` returns."""
     if case.spec.has_replicas:
         return "nn.DataParallel scatters a batch along dimension 0"
@@ -81,10 +81,10 @@ class Prover:
         self.inputs, self.reference = ProofInputs(self.maker), Reference(self.maker)
         self.split_effect = SplitEffect(self.inputs, self.reference)
 
-    def subject(self, case: Case, stages: Stages | None = None) -> Subject:
+    def make_subject(self, case: Case, stages: Stages | None = None) -> Subject:
         """The case as it is proved. Each of its ranks asks, and from then on has the first one's weights."""
-        peers = Peers(self.place.rank, case.num_ranks, self._control)
-        if peers.world_size > 1 and peers.largest(not self._is_given):
+        peers = ProofGroup(self.place.rank, case.num_ranks, self._control)
+        if peers.world_size > 1 and peers.find_largest(not self._is_given):
             self.maker.start, self._is_given = peers.broadcast_all(self.maker.start), True
         return Subject(case=case, stages=stages, peers=peers)
 
@@ -95,43 +95,43 @@ class Prover:
         exceeds the tolerance, UnusedParametersError where DDP would wait for ever. A model that does not run
         in float64 is proven in float32 without TF32, whose 10 bits would use up the tolerance.
         """
-        if (why := why_rows_are_needed(case)) and not self.maker.has_rows:
+        if (why := explain_rows_needed(case)) and not self.maker.has_rows:
             raise Unsupported(f"{why}, and tensors of this batch have no row for each sample")
-        with float32_precision("fp32", self.place.device):
-            of = self.subject(case, stages)
-            self.inputs.settle(case, of.peers, LEAST_ROWS)
+        with set_float32_precision("fp32", self.place.device):
+            of = self.make_subject(case, stages)
+            self.inputs.compute_first_loss(case, of.peers, MIN_ROWS)
             dtype, split = self.inputs.share_dtype_and_split(case, of.peers)
-            self.inputs.settle(case, of.peers, split.batch_size // split.num_chunks)
+            self.inputs.compute_first_loss(case, of.peers, split.batch_size // split.num_chunks)
             try:
                 # A loss of all ranks' rows is the same on each: with other signs its gradients cancel.
                 for alternates in (not split.joined, False):
-                    work = replace(self.inputs.work(of, split, dtype), alternates=alternates)
+                    work = replace(self.inputs.make_work(of, split, dtype), alternates=alternates)
                     with_plain = ReferenceCheck(self.reference, work)
-                    full = unless_memory_is_full(with_plain.check_use)
-                    if full is not None or with_plain.on_any.size > VANISHING:
+                    full = report_full_memory(with_plain.check_use)
+                    if full is not None or with_plain.on_any.size > MAX_VANISHING_NORM:
                         break
-                found = self._of_mode(group, work)
-            except RAISED_BY_USERS as error:
+                found = self._compute_mode(group, work)
+            except USER_EXCEPTIONS as error:
                 if case.impl != STAND_IN or not is_of_the_model(error):
                     raise
                 whole = replace(split, num_chunks=1, gathered=False)
                 # An error of the model's own comes first.
-                self.reference.computed(self.inputs.work(of, whole, dtype))
-                raise Unsupported(f"{NOT_STOOD_IN}: {one_line(error)}{hint_of(error)}") from error
+                self.reference.compute_result(self.inputs.make_work(of, whole, dtype))
+                raise Unsupported(f"{NO_STAND_IN}: {format_error(error)}{find_hint(error)}") from error
             if full is not None:
                 return full
-            return unless_memory_is_full(partial(self._compared, with_plain, found))
+            return report_full_memory(partial(self._compare_case, with_plain, found))
 
     def prove_update(self, steps: FirstSteps, of: Subject) -> ProofResult:
         """Compare what `steps` kept, on every rank: ‖θ - θ_ref‖ / ‖θ_ref - θ_0‖. Raises ProofError."""
         if steps.weights is None or not steps.num_taken:
             return ProofResult(inconclusive_reason="loss scaling left all of them out")
         try:
-            return unless_memory_is_full(partial(self._update_compared, steps, steps.weights, of))
+            return report_full_memory(partial(self._update_compared, steps, steps.weights, of))
         finally:
             release_memory(self.place.device)
 
-    def _depends_on_ranks(self, shifted: ReferenceCheck, found: Computed, tolerance: Tolerance) -> bool:
+    def _is_rank_dependent(self, shifted: ReferenceCheck, found: Computed, tolerance: Tolerance) -> bool:
         """Tell whether gradients, not buffers alone, are others where another rank computes a part.
 
         That may be right, as where one rank's rows are sent to all; one device on the whole batch tells.
@@ -139,24 +139,29 @@ class Prover:
         if judge(shifted.compute_max_error(replace(found, buffers={}), tolerance), tolerance):
             return False
         of = shifted.work.of
-        effect = self.split_effect.of(of)
-        return bool(of.peers.largest(not of.peers.rank and (effect is None or effect > MIN_REPEATED)))
+        effect = self.split_effect.measure_effect(of)
+        return bool(of.peers.find_largest(not of.peers.rank and (effect is None or effect > MIN_REPEATED)))
 
-    def _of_mode(self, group: dist.ProcessGroup | None, work: Work) -> Computed:
+    def _compute_mode(self, group: dist.ProcessGroup | None, work: Work) -> Computed:
         # The module's own arithmetic, which the steps that are timed need not have.
         of = work.of
         case = replace(of.case, precision="fp32", fused_optimizer=False, zero_optimizer=False)
-        part = case.part_of(self.place.rank)
+        part = case.get_part(self.place.rank)
 
-        def loss(model: Any, batch: Batch) -> Tensor:
-            return work.loss(model, batch) * work.sign(steps.micro, part)
+        def compute_loss(model: Any, batch: Batch) -> Tensor:
+            return work.loss(model, batch) * work.get_sign(steps.micro, part)
 
         workload = replace(
-            self.maker.workload, loss=functional.cross_entropy, batch_loss=loss, optimizer=TakeGradients
+            self.maker.workload,
+            loss=functional.cross_entropy,
+            batch_loss=compute_loss,
+            optimizer=TakeGradients,
         )
-        with of.peers.together():
-            module, split = self.maker.module(work.dtype), replace(work.split, joined=False)
-            batches = [self.inputs.part(split, work.dtype, part, micro) for micro in range(split.accumulate)]
+        with of.peers.join_ranks():
+            module, split = self.maker.make_module(work.dtype), replace(work.split, joined=False)
+            batches = [
+                self.inputs.make_part(split, work.dtype, part, micro) for micro in range(split.accumulate)
+            ]
         source = HostSource(batches, self.place.device)
         mode = build_mode(case, module, self.place, group, stages=of.stages)
         trainer = Trainer(case, mode, workload, source)
@@ -166,43 +171,45 @@ class Prover:
                 with torch.no_grad():
                     for buffer in filter(Tensor.is_floating_point, mode.module.buffers()):
                         buffer.add_(1)  # the first rank's have to come
-            with mode.explained():
-                with of.peers.together(), outside_of_wrapper(mode) as called:
+            with mode.explain_errors():
+                with of.peers.join_ranks(), note_outside_calls(mode) as called:
                     trainer.step()
-                self.likely_cause = why_wrong(called)
-                steps.after_step()
+                self.likely_cause = explain_misuse(called)
+                steps.note_step()
                 assert steps.weights is not None  # it was the only step
                 return Computed(
-                    update=steps.weights, buffers=steps.buffers, state=shapes_of(mode.state_dict())
+                    update=steps.weights,
+                    buffers=steps.buffers,
+                    state=describe_state(mode.gather_state_dict()),
                 )
         finally:
             steps.end()
             trainer.close()
 
-    def _compared(self, with_plain: ReferenceCheck, found: Computed) -> ProofResult:
+    def _compare_case(self, with_plain: ReferenceCheck, found: Computed) -> ProofResult:
         of, dtype, right = with_plain.work.of, with_plain.work.dtype, with_plain.reference_result
         odd = sorted(found.state.items() ^ right.state.items(), key=str) if right is not None else []
-        if of.peers.largest(bool(odd)):
+        if of.peers.find_largest(bool(odd)):
             first = f": {odd[0][0]}" if odd else ""
             raise ProofError(f"its state dict is not the plain module's{first}")
         self.draws = with_plain.on_any.draws
         if not with_plain.on_any.size:
             return ProofResult(not_proved=NO_GRADIENT)
 
-        def tolerances() -> Iterator[Tolerance]:
-            where = self.inputs.tolerance_note()
+        def get_tolerances() -> Iterator[Tolerance]:
+            where = self.inputs.explain_tolerance()
             narrowed = of.case.mp_policy != "none" and dtype != torch.float64
             least = MAX_IN_16_BITS if narrowed else GRADIENT_TOLERANCES[of.case.comm_hook]
             yield Tolerance(least, where=where)
             yield Tolerance(max(least, self.inputs.get_arithmetic_tolerance(of.peers)), where=where)
 
-        return with_plain.prove(found, tolerances(), self._depends_on_ranks, self.likely_cause)
+        return with_plain.prove(found, get_tolerances(), self._is_rank_dependent, self.likely_cause)
 
     def _update_compared(self, steps: FirstSteps, weights: Weights, of: Subject) -> ProofResult:
-        with_plain = ReferenceCheck(self.reference, training_of(self.maker, of, steps.scales))
+        with_plain = ReferenceCheck(self.reference, make_training(self.maker, of, steps.scales))
         if not with_plain.on_any.size:
             return ProofResult(inconclusive_reason="its optimizer changes no parameter in them")
-        update = difference(weights, {name: self.maker.start[name] for name in weights})
+        update = subtract_weights(weights, {name: self.maker.start[name] for name in weights})
         precision, hook = of.case.precision, of.case.comm_hook
         total = max(UPDATE_TOLERANCES[precision], HOOK_TOLERANCES[hook])
         where = f" in {precision}" + ("" if hook == "none" else f" with the {hook} hook")

@@ -19,19 +19,19 @@ from torch import Tensor, nn
 
 from ...models.nested import join, map_tensors
 from ...models.workload import Batch, Loss
-from ..measure.groups import as_default, num_launched
-from ..measure.timed import AUTOCAST_DTYPES, autocast_of
+from ..measure.groups import count_launched, set_default_group
+from ..measure.timed import AUTOCAST_DTYPES, make_autocast
 from ..modes import Stages
-from ..plan.case import Case, Split, split_of
-from .forwards import BufferSharing, losses
-from .making import Maker, begin_draws, generators, shapes_of
-from .peers import ALONE, Peers
-from .weights import Weights, difference, gradient_of, on_host
+from ..plan.case import BatchSplit, Case, split_batch
+from .forwards import BufferSharing, yield_losses
+from .making import Maker, begin_draws, describe_state, get_generator_states
+from .peers import ALONE, ProofGroup
+from .weights import Weights, copy_to_host, get_gradient, subtract_weights
 
 MAX_KEPT_BYTES = 2**30
 """Results are kept for later cases while they take less; of more, the last gradient and update alone."""
 
-PERTURBED = 32 * 2.0**-23
+PERTURBATION = 32 * 2.0**-23
 """Relative shift of parameters, to see what rounding does: 32 times float32's own, for one more
 or less lets single units of a ReLU pass, by chance."""
 
@@ -46,11 +46,11 @@ class Subject:
     case: Case
     stages: Stages | None = None
     """Split of the model, for a case that splits it."""
-    peers: Peers = ALONE
+    peers: ProofGroup = ALONE
     """The ranks of the case."""
 
     @property
-    def sources(self) -> Peers | None:
+    def sources(self) -> ProofGroup | None:
         """The ranks that compute a part of the reference; None for one that has no part in it."""
         if self.case.num_batches > 1 and not self.case.sync_batchnorm:
             return self.peers
@@ -87,7 +87,7 @@ class Work:
     """The steps of a proof: one for each of `scales` but the last, or without any the gradient of a batch."""
 
     of: Subject
-    split: Split
+    split: BatchSplit
     loss: Loss
     opened: Callable[[int, contextlib.ExitStack], Fetch]
     """Source from which a part is fetched, until the stack is closed."""
@@ -99,16 +99,16 @@ class Work:
     evaluates: bool = False
     """True where the module is in evaluation mode; what comes of it is not kept."""
     perturbed: bool = False
-    """True where all is the same but for rounding: parameters shifted by `PERTURBED`, gradients rounded as by
-    the case's hook."""
+    """True where all is the same but for rounding: parameters shifted by `PERTURBATION`, gradients rounded
+    as by the case's hook."""
     in_order: bool = False
     """True where each rank computes its own part."""
 
-    def sign(self, micro: int, part: int) -> int:
+    def get_sign(self, micro: int, part: int) -> int:
         """Return the sign of the loss of a part of a micro-batch."""
         return (-1) ** (micro + part) if self.alternates else 1
 
-    def key(self, peers: Peers) -> tuple[object, ...]:
+    def get_key(self, peers: ProofGroup) -> tuple[object, ...]:
         """Return what its result depends on, where these ranks compute it."""
         case, of = self.of.case, self.of
         how = (case.precision, case.data, self.perturbed and case.comm_hook)
@@ -123,22 +123,22 @@ class Reference:
     maker: Maker
     _known: dict[tuple[object, ...], Computed] = field(default_factory=dict)
 
-    def computed(self, work: Work, *, recompute: bool = False) -> Computed | None:
+    def compute_result(self, work: Work, *, recompute: bool = False) -> Computed | None:
         """Return the result of the plain module; None on a rank that computes no part of it.
 
         Each of the case's ranks calls it; where it raises on one, it raises on all, also on those without a
         part, which would wait for the others' next word. `recompute`: once more, though it is known.
         """
-        with work.of.peers.together():
+        with work.of.peers.join_ranks():
             if (peers := work.of.sources) is None:
                 return None
             if work.in_order:
                 peers = replace(peers, shift=0)
-            with as_default(self.maker.alone if peers.world_size == 1 else None):
+            with set_default_group(self.maker.alone if peers.world_size == 1 else None):
                 if work.evaluates:
                     return self._run(work, peers)
-                key = work.key(peers)
-                if recompute or peers.largest(key not in self._known):
+                key = work.get_key(peers)
+                if recompute or peers.find_largest(key not in self._known):
                     self._make_room(key)
                     self._known[key] = self._run(work, peers)
                 return self._known[key]
@@ -152,102 +152,106 @@ class Reference:
             for other in same_kind:
                 del self._known[other]
 
-    def _run(self, work: Work, peers: Peers) -> Computed:
+    def _run(self, work: Work, peers: ProofGroup) -> Computed:
         of, split, scales, draws = work.of, work.split, work.scales, False
         launched = 0
         with contextlib.ExitStack() as closing:
-            with peers.together():
-                module = self.maker.module(work.dtype)
+            with peers.join_ranks():
+                module = self.maker.make_module(work.dtype)
                 if work.evaluates:
                     module.eval()
                 if work.perturbed:
                     _perturb(module)
                 start = self.maker.start
-                before = start | changed_weights(dict(module.named_parameters()), start) if scales else {}
+                before = (
+                    start | copy_changed_weights(dict(module.named_parameters()), start) if scales else {}
+                )
                 buffers = BufferSharing(module, peers) if of.shares_buffers else None
                 optimizer = self.maker.workload.optimizer(list(module.parameters())) if scales else None
                 fetch = work.opened(peers.part, closing)
             for step, (scale, next_scale) in enumerate(itertools.pairwise(scales or (1.0, 1.0))):
                 module.zero_grad(set_to_none=True)
-                with peers.together():
+                with peers.join_ranks():
                     for micro in range(split.accumulate):
                         if buffers is not None:
                             buffers.is_last_micro = micro == split.accumulate - 1
                         batch = fetch(micro)
                         begin = partial(begin_draws, self.maker.seed, step, micro, peers.part)
                         begin()
-                        states, before_losses = generators(), num_launched(dist.group.WORLD) or 0
-                        factor = work.sign(micro, peers.part) * scale
-                        for one in losses(work.loss, module, batch, split, begin, of.stages):
+                        states, before_losses = get_generator_states(), count_launched(dist.group.WORLD) or 0
+                        factor = work.get_sign(micro, peers.part) * scale
+                        for one in yield_losses(work.loss, module, batch, split, begin, of.stages):
                             (one / (split.num_losses * split.accumulate) * factor).backward()
-                            draws = draws or generators() != states
-                        launched += (num_launched(dist.group.WORLD) or 0) - before_losses
+                            draws = draws or get_generator_states() != states
+                        launched += (count_launched(dist.group.WORLD) or 0) - before_losses
                 named = dict(module.named_parameters())
                 unused = tuple(name for name, one in named.items() if one.requires_grad and one.grad is None)
                 # A forward may let more parameters train, and on one rank alone.
-                trains = peers.all_largest(*(one.requires_grad for one in named.values()))
-                with peers.together():
+                trains = peers.find_all_largest(*(one.requires_grad for one in named.values()))
+                with peers.join_ranks():
                     pairs = zip(named.items(), trains, strict=True)
-                    gradients = {name: gradient_of(one) for (name, one), does in pairs if does}
-                found, sizes = peers.mean(gradients, measures=not scales)
+                    gradients = {name: get_gradient(one) for (name, one), does in pairs if does}
+                found, sizes = peers.average_tensors(gradients, measures=not scales)
                 if optimizer is not None:
-                    with peers.together():
+                    with peers.join_ranks():
                         _set_gradients(module, found, scale, of.case.comm_hook if work.perturbed else "none")
                         if next_scale >= scale:
                             optimizer.step()
-        with peers.together():
+        with peers.join_ranks():
             if scales:
-                after = changed_weights(dict(module.named_parameters()), before)
-                update = difference(after, {name: before[name] for name in after})
+                after = copy_changed_weights(dict(module.named_parameters()), before)
+                update = subtract_weights(after, {name: before[name] for name in after})
             else:
-                update = on_host(found)
+                update = copy_to_host(found)
         return Computed(
             update=update,
-            sizes=on_host(sizes),
-            buffers=peers.exchange_parts(buffers_of(module)),
-            state=shapes_of(module.state_dict()),
+            sizes=copy_to_host(sizes),
+            buffers=peers.exchange_parts(copy_buffers(module)),
+            state=describe_state(module.state_dict()),
             draws=draws,
             unused=unused,
             asks=launched != (0 if buffers is None else buffers.num_launched),
         )
 
 
-def training_of(maker: Maker, of: Subject, scales: tuple[float, ...]) -> Work:
+def make_training(maker: Maker, of: Subject, scales: tuple[float, ...]) -> Work:
     """Return the steps of a case's training under these scales, in its precision and on its own batches."""
-    split = split_of(of.case)
+    split = split_batch(of.case)
 
-    def loss(model: Any, batch: Batch) -> Tensor:
-        with autocast_of(of.case):
-            return maker.loss(model, batch)
+    def compute_loss(model: Any, batch: Batch) -> Tensor:
+        with make_autocast(of.case):
+            return maker.compute_loss(model, batch)
 
-    def opened(own: int, closing: contextlib.ExitStack) -> Fetch:
+    def open_sources(own: int, closing: contextlib.ExitStack) -> Fetch:
         sources = []
         for part in range(split.num_sources) if split.joined else [own]:
-            sources.append(maker.source(of.case, part, torch.device("cpu")))
+            sources.append(maker.open_source(of.case, part, torch.device("cpu")))
             closing.callback(sources[-1].close)
 
         def fetch(_: int) -> Batch:
-            found = [source.next() for source in sources]
+            found = [source.get_batch() for source in sources]
             return map_tensors(lambda one: one.to(maker.device), join(found) if found[1:] else found[0])
 
         return fetch
 
-    return Work(of, split, loss, opened, scales)
+    return Work(of, split, compute_loss, open_sources, scales)
 
 
-def changed_weights(named: Mapping[str, Tensor], start: Weights) -> Weights:
+def copy_changed_weights(named: Mapping[str, Tensor], start: Weights) -> Weights:
     """Copy those of the parameters `named` to the host that train, or are no longer as in `start`."""
-    return on_host({n: one for n, one in named.items() if one.requires_grad or _differs(one, start.get(n))})
+    return copy_to_host(
+        {n: one for n, one in named.items() if one.requires_grad or _is_different(one, start.get(n))}
+    )
 
 
-def _differs(one: Tensor, other: Tensor | None) -> bool:
+def _is_different(one: Tensor, other: Tensor | None) -> bool:
     host = one.detach().cpu()
     return other is not None and not torch.equal(host.nan_to_num(), other.to(host.dtype).nan_to_num())
 
 
-def buffers_of(module: nn.Module) -> Weights:
+def copy_buffers(module: nn.Module) -> Weights:
     """Copy the buffers of numbers to the host."""
-    return on_host({name: one for name, one in module.named_buffers() if one.layout == torch.strided})
+    return copy_to_host({name: one for name, one in module.named_buffers() if one.layout == torch.strided})
 
 
 @torch.no_grad()
@@ -255,7 +259,7 @@ def _perturb(module: nn.Module) -> None:
     begin_draws(0)
     for parameter in module.parameters():
         if parameter.is_floating_point() or parameter.is_complex():
-            size = max(PERTURBED, torch.finfo(parameter.dtype).eps)
+            size = max(PERTURBATION, torch.finfo(parameter.dtype).eps)
             parameter.mul_(1 + size * torch.randn_like(parameter))
 
 

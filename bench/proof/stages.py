@@ -12,9 +12,9 @@ from statistics import median
 
 from torch import Tensor, nn
 
-from ...models.workload import is_pair_of_tensors, layers_of
+from ...models.workload import is_pair_of_tensors, list_layers
 from ..measure.clock import make_clock
-from ..measure.timed import autocast_of
+from ..measure.timed import make_autocast
 from ..modes import Stages, Unsupported
 from ..plan.case import Case
 from .making import Maker
@@ -42,26 +42,26 @@ class Splitter:
             raise Unsupported(
                 "the workload has batch_loss, which calls the whole model; a split one needs loss"
             )
-        batch = maker.batch(max(case.global_batch // case.num_micro_batches, 1))
+        batch = maker.make_batch(max(case.global_batch // case.num_micro_batches, 1))
         if not is_pair_of_tensors(batch):
             raise Unsupported(
                 "stages pass one tensor on, and the workload's inputs and targets are more than that"
             )
-        module = maker.module()
-        layers = layers_of(workload, module)
+        module = maker.make_module()
+        layers = list_layers(workload, module)
         check_layers(module, layers, n)
         inputs, targets = (one.to(maker.device) for one in batch)
-        costs = layer_costs_ms(
-            layers, inputs, lambda outputs: workload.loss(outputs, targets), within=autocast_of(case)
+        costs = measure_layer_costs_ms(
+            layers, inputs, lambda outputs: workload.loss(outputs, targets), within=make_autocast(case)
         )
         self._known[n] = partition_layers(costs, n)
         return self._known[n]
 
-    def stages(self, by_device: tuple[int, ...] | None) -> Stages | None:
+    def make_stages(self, by_device: tuple[int, ...] | None) -> Stages | None:
         """Return the stages of a split; None for a mode that splits nothing."""
         if by_device is None:
             return None
-        return Stages(layers=functools.partial(layers_of, self.maker.workload), by_device=by_device)
+        return Stages(layers=functools.partial(list_layers, self.maker.workload), by_device=by_device)
 
 
 def check_layers(module: nn.Module, layers: list[nn.Module], num_devices: int) -> None:
@@ -78,7 +78,7 @@ def check_layers(module: nn.Module, layers: list[nn.Module], num_devices: int) -
         raise Unsupported("the workload's layers share a parameter, or hold one that is not the module's")
 
 
-def layer_costs_ms(
+def measure_layer_costs_ms(
     layers: Sequence[nn.Module],
     inputs: Tensor,
     loss: Callable[[Tensor], Tensor],
@@ -87,7 +87,7 @@ def layer_costs_ms(
 ) -> list[float]:
     """Milliseconds of the forward and backward of each layer by itself, the loss as part of the last.
 
-    `within` is the context of the arithmetic, as `autocast_of` makes it.
+    `within` is the context of the arithmetic, as `make_autocast` makes it.
     """
     clock = make_clock(inputs.device)
     costs = []
@@ -118,12 +118,12 @@ def partition_layers(costs: Sequence[float], num_parts: int) -> tuple[int, ...]:
     sums = [0.0, *itertools.accumulate(costs)]
 
     @functools.cache
-    def best(count: int, parts: int) -> tuple[float, tuple[int, ...]]:
+    def find_best(count: int, parts: int) -> tuple[float, tuple[int, ...]]:
         """The largest sum and the lengths, for the first `count` costs."""
         if parts == 1:
             return sums[count], (count,)
-        found = ((*best(start, parts - 1), start) for start in range(parts - 1, count))
+        found = ((*find_best(start, parts - 1), start) for start in range(parts - 1, count))
         every = ((max(high, sums[count] - sums[at]), (*ends, count - at)) for high, ends, at in found)
         return min(every, key=itemgetter(0))
 
-    return best(len(costs), num_parts)[1]
+    return find_best(len(costs), num_parts)[1]

@@ -11,12 +11,12 @@ Weights = dict[str, Tensor]
 """Tensors by the names of parameters or buffers."""
 
 
-def fine(tensor: Tensor) -> Tensor:
+def raise_precision(tensor: Tensor) -> Tensor:
     """The tensor in float32 at least."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def norm_of(tensor: Tensor) -> Tensor:
+def compute_tensor_norm(tensor: Tensor) -> Tensor:
     """The 2-norm of a tensor of real or complex numbers."""
     # Squares of float32 overflow and vanish.
     wide = torch.complex128 if tensor.is_complex() else torch.float64
@@ -24,23 +24,25 @@ def norm_of(tensor: Tensor) -> Tensor:
     return found
 
 
-def gradient_of(parameter: nn.Parameter) -> Tensor:
+def get_gradient(parameter: nn.Parameter) -> Tensor:
     """The gradient of a parameter, dense; zeros where there is none."""
     if parameter.grad is None:
         return torch.zeros_like(parameter)
     return parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
 
 
-def on_host(named: Weights) -> Weights:
+def copy_to_host(named: Weights) -> Weights:
     """Copy tensors to the host."""
     return {name: one.detach().to("cpu", copy=True) for name, one in named.items()}
 
 
-def difference(one: Weights, other: Weights) -> Weights:
+def subtract_weights(one: Weights, other: Weights) -> Weights:
     """`one` - `other`, in float32 at least."""
-    return {name: fine(one[name]) - fine(start) for name, start in other.items()}
+    return {name: raise_precision(one[name]) - raise_precision(start) for name, start in other.items()}
 
 
-def norm(weights: Mapping[str, Tensor]) -> float:
+def compute_norm(weights: Mapping[str, Tensor]) -> float:
     """The 2-norm over all tensors."""
-    return float(torch.stack([norm_of(one).cpu() for one in weights.values()] or [torch.zeros(())]).norm())
+    return float(
+        torch.stack([compute_tensor_norm(one).cpu() for one in weights.values()] or [torch.zeros(())]).norm()
+    )

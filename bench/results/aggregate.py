@@ -10,23 +10,23 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..plan.buckets import BucketLayout, caps_mib
+from ..plan.buckets import BucketLayout, parse_caps_mib
 from ..plan.case import Case
 from ..plan.case_settings import MODE_SETTINGS, SETTINGS_OF
 from ..plan.modes import RANK_PER_DEVICE
 from ..plan.sweep import Planned
-from ..stats.fit import Typical
-from ..stats.interval import Estimate, Interval, median_interval, median_intervals
+from ..stats.fit import FittedSteps
+from ..stats.interval import Estimate, Interval, compute_median_interval, compute_median_intervals
 from .case_columns import CASES, METRICS
-from .case_result import CaseResult, with_singles
-from .columns import BUCKETS, EXPOSED_COMM, NO_SYNC, Column, Metric, typed_frame
-from .comparisons import ONE, Comparison, over_default
+from .case_result import CaseResult, add_singles
+from .columns import BUCKETS, EXPOSED_COMM, NO_SYNC, Column, Metric, make_frame
+from .comparisons import UNIT_RATIO, Comparison, compute_speedup_over_default
 from .formula import SINGLE
 from .round_times import ByRound, CaseTimes, RoundTimes
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CaseOutcome:
     """The outcome of a planned case, beside its blocks; `facts` are columns of cases.csv."""
 
     planned: Planned
@@ -35,9 +35,9 @@ class Outcome:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def images_per_s_by_round(times: RoundTimes, cases: Iterable[CaseResult | Case]) -> dict[str, ByRound]:
+def compute_images_per_s(times: RoundTimes, cases: Iterable[CaseResult | Case]) -> dict[str, ByRound]:
     """Throughput of every measured case and round: units per step x steps / longest rank's block time."""
-    units, timed = {case.case_id: case.units_per_step for case in cases}, times.step_ms("timed")
+    units, timed = {case.case_id: case.units_per_step for case in cases}, times.collect_step_ms("timed")
     return {
         case_id: {r: units[case_id] * 1000 / ms for r, ms in rounds.items()}
         for case_id, rounds in timed.items()
@@ -45,98 +45,100 @@ def images_per_s_by_round(times: RoundTimes, cases: Iterable[CaseResult | Case])
     }
 
 
-def metrics_by_round(cases: Iterable[CaseResult], times: RoundTimes) -> dict[str, dict[str, ByRound]]:
+def compute_metrics_by_round(cases: Iterable[CaseResult], times: RoundTimes) -> dict[str, dict[str, ByRound]]:
     """Return by case and metric the value of each round; without rounds, as of memory, the only one."""
 
-    def found(metric: Metric, case: CaseResult) -> ByRound:
+    def compute_by_round(metric: Metric, case: CaseResult) -> ByRound:
         if metric.formula:
-            return metric.formula.by_round(case, times)
-        value = case.number(metric.name)
+            return metric.formula.compute_by_round(case, times)
+        value = case.get_number(metric.name)
         return {} if value is None else {0: value}
 
     return {
-        case.case_id: {name: found(metric, case) for name, metric in METRICS.items()}
-        for case in with_singles(cases)
+        case.case_id: {name: compute_by_round(metric, case) for name, metric in METRICS.items()}
+        for case in add_singles(cases)
     }
 
 
-def estimates_of_cases(cases: Iterable[CaseResult], typical: Typical) -> dict[str, dict[str, Estimate]]:
+def estimate_cases(cases: Iterable[CaseResult], typical: FittedSteps) -> dict[str, dict[str, Estimate]]:
     """Return by case and metric what their run's fit gives; all but ms are logarithms."""
     formulas = {name: metric.formula for name, metric in METRICS.items() if metric.formula}
     return {
         case.case_id: {name: formula.estimate(case, typical) for name, formula in formulas.items()}
-        for case in with_singles(cases)
+        for case in add_singles(cases)
     }
 
 
-def case_rows(
-    outcomes: Sequence[Outcome],
+def make_case_rows(
+    outcomes: Sequence[CaseOutcome],
     times: RoundTimes,
     comparisons: Sequence[Comparison] = (),
     *,
     run: Mapping[str, Any] = MappingProxyType({}),
-    typical: Typical | None = None,
+    typical: FittedSteps | None = None,
 ) -> pd.DataFrame:
     """cases.csv: one row per planned case, measured or not.
 
     `run` are columns that are the same for every case; `typical` is the fit of the blocks, if already known.
     """
-    typical = typical or times.fitted()
-    rows = [{**identity(outcome), **run} for outcome in outcomes]
-    cases = with_singles(map(CaseResult.of, rows))
-    vs_default = over_default(comparisons, cases)
+    typical = typical or times.fit_steps()
+    rows = [{**describe_planned_case(outcome), **run} for outcome in outcomes]
+    cases = add_singles(map(CaseResult.from_row, rows))
+    vs_default = compute_speedup_over_default(comparisons, cases)
     for case, row in zip(cases, rows, strict=True):
-        found = times.of_case(case.case_id)
-        if found.steps():
+        found = times.get_case(case.case_id)
+        if found.get_steps():
             for column in _OF_BLOCKS:
-                row.update(_cells(column, case, found, typical))
+                row.update(_make_cells(column, case, found, typical))
             if pd.notna(row.get(EXPOSED_COMM)):
                 row.setdefault("exposed_by", NO_SYNC)
         if case.case_id in vs_default:
-            row.update(vs_default[case.case_id].columns("vs_ddp_default"))
-    return typed_frame(rows, CASES)
+            row.update(vs_default[case.case_id].to_columns("vs_ddp_default"))
+    return make_frame(rows, CASES)
 
 
 _OF_BLOCKS = [column for column in CASES if column.formula or column.value or column.repeated]
 
 
-def _cells(column: Column, case: CaseResult, times: CaseTimes, typical: Typical) -> dict[str, Any]:
+def _make_cells(column: Column, case: CaseResult, times: CaseTimes, typical: FittedSteps) -> dict[str, Any]:
     """Return the cells of a column of a measured case, with its ends."""
     if not column.formula and not column.repeated:
         return {column.name: column.value(case, times)} if column.value else {}
     if column.formula and SINGLE in column.formula.phases and case.mode == "single":
-        return ONE.columns(column.name)
+        return UNIT_RATIO.to_columns(column.name)
     if column.formula:
-        found = column.formula.estimate(case, typical).interval()
-        found = found.exp() if column.formula.is_log else found
+        found = column.formula.estimate(case, typical).compute_interval()
+        found = found.exponentiate() if column.formula.is_log else found
     else:
-        by_round = column.value(case, times) if column.value else times.of(column.name)
+        by_round = column.value(case, times) if column.value else times.get_values(column.name)
         if not by_round:
             return {}
-        found = median_interval([*by_round.values()])
+        found = compute_median_interval([*by_round.values()])
     low, high = column.ends
-    return Interval(found.estimate, max(found.low, low), min(found.high, high)).columns(column.name)
+    return Interval(found.estimate, max(found.low, low), min(found.high, high)).to_columns(column.name)
 
 
-def bucket_rows(layouts: Mapping[str, BucketLayout], times: RoundTimes) -> pd.DataFrame:
+def make_bucket_rows(layouts: Mapping[str, BucketLayout], times: RoundTimes) -> pd.DataFrame:
     """buckets.csv: every bucket of every DDP case and rank, its moments as medians over blocks."""
     rows = []
     for case_id, layout in sorted(layouts.items()):
-        for rank, moments in sorted(times.of_case(case_id).bucket_moments(len(layout.num_bytes)).items()):
+        for rank, moments in sorted(
+            times.get_case(case_id).collect_bucket_moments(len(layout.num_bytes)).items()
+        ):
             if "ready_ms" in moments:
                 # DDP launches a bucket once it and every bucket before it is ready (reducer.cpp).
                 moments["launch_ms"] = np.maximum.accumulate(moments["ready_ms"], axis=1)
-            intervals = {name: median_intervals(values) for name, values in moments.items()}
+            intervals = {name: compute_median_intervals(values) for name, values in moments.items()}
             for index, num_bytes in enumerate(layout.num_bytes):
                 num_params = len(layout.parameters[index]) if layout.parameters else None
                 row = {"case_id": case_id, "rank": rank, "bucket": index, "bytes": num_bytes}
-                cells = [found[index].columns(name).items() for name, found in intervals.items()]
+                cells = [found[index].to_columns(name).items() for name, found in intervals.items()]
                 rounded = {column: round(value, 4) for pairs in cells for column, value in pairs}
                 rows.append({**row, "num_params": num_params, **rounded})
-    return typed_frame(rows, BUCKETS)
+    return make_frame(rows, BUCKETS)
 
 
-def bus_gb(num_bytes: float, num_ranks: int) -> float:
+def compute_bus_gb(num_bytes: float, num_ranks: int) -> float:
     """10^9 bytes that each link must carry for an all-reduce, 2 (n - 1) / n of them.
 
     Over the time this is nccl-tests' bus bandwidth, comparable over rank counts.
@@ -144,7 +146,7 @@ def bus_gb(num_bytes: float, num_ranks: int) -> float:
     return 2 * (num_ranks - 1) / num_ranks * num_bytes / 1e9
 
 
-def allreduce_rows(
+def make_allreduce_rows(
     num_ranks: int, backend: str, times_ms: Mapping[int, Sequence[float]]
 ) -> list[dict[str, Any]]:
     """allreduce.csv: time of one message by size, with its bus bandwidth."""
@@ -153,19 +155,19 @@ def allreduce_rows(
             "num_devices": num_ranks,
             "backend": backend,
             "bytes": num_bytes,
-            **median_interval(samples).columns("time_ms"),
-            "busbw_gb_per_s": bus_gb(num_bytes, num_ranks) * 1000 / float(np.median(samples)),
+            **compute_median_interval(samples).to_columns("time_ms"),
+            "busbw_gb_per_s": compute_bus_gb(num_bytes, num_ranks) * 1000 / float(np.median(samples)),
             "num_samples": len(samples),
         }
         for num_bytes, samples in sorted(times_ms.items())
     ]
 
 
-def identity(outcome: Outcome) -> dict[str, Any]:
+def describe_planned_case(outcome: CaseOutcome) -> dict[str, Any]:
     """Return the row of cases.csv of a case before it is measured."""
     planned, case = outcome.planned, outcome.planned.case
     row = {
-        **case.stored(),
+        **case.to_row(),
         "case_id": case.case_id,
         "impl": case.impl,
         "global_batch": case.global_batch,
@@ -175,7 +177,7 @@ def identity(outcome: Outcome) -> dict[str, Any]:
         "reason": outcome.reason,
         **outcome.facts,
     }
-    caps = caps_mib(case.bucket_cap_mb)
+    caps = parse_caps_mib(case.bucket_cap_mb)
     row["cap_mib"] = caps[0] if case.mode == "ddp" and len(caps) == 1 else None
     of_others = {
         "backend": RANK_PER_DEVICE,
@@ -186,7 +188,7 @@ def identity(outcome: Outcome) -> dict[str, Any]:
     return {key: None if value == "" else value for key, value in row.items()}
 
 
-def rate_half_widths(rows: pd.DataFrame, *, with_single: bool = False) -> dict[str, float]:
+def compute_rate_half_widths(rows: pd.DataFrame, *, with_single: bool = False) -> dict[str, float]:
     """Half the interval of each measured case's throughput over it; `single` is what others refer to."""
     measured = rows[(rows["status"] == "ok") & (with_single | (rows["mode"] != "single"))]
     widths = (measured["images_per_s_high"] - measured["images_per_s_low"]) / (2 * measured["images_per_s"])

@@ -19,18 +19,18 @@ import pandas as pd
 from ..common.errors import UsageError
 from ..common.text import to_json
 from ..machine.manifest import MANIFEST
-from ..plan.settings import options_of
+from ..plan.settings import list_options
 from .case_columns import FILES
 from .columns import PUBLIC_REASONS, Column
 from .disk import read_bytes
-from .tables import table_bytes
+from .tables import encode_table
 
 if TYPE_CHECKING:
     from .store import RunData
 
 SUFFIX = ".zip"
 
-MOST_UNPACKED_BYTES = 256 * 2**20
+MAX_UNPACKED_BYTES = 256 * 2**20
 """Bytes of all members together, packed or not: more is no archive of ours, or would fill the disk."""
 
 LEFT_OUT = "left out of the public file"
@@ -41,7 +41,7 @@ _TEXTS = (
     "os cpu_model governors huge_pages cgroup gpus gpu_pairs device gpu bound_cores model timing nccl"
 )
 _COLUMNS = {column.name for of_file in FILES.values() for column in of_file if column.public}
-_PARSED = {option.name for option in options_of() if option.metadata["parse"] is not str}
+_PARSED = {option.name for option in list_options() if option.metadata["parse"] is not str}
 PUBLIC = {*_TEXTS.split(), *_COLUMNS, *_PARSED}
 """Fields and columns, and records for all in them, of which texts are kept; numbers always are.
 
@@ -54,12 +54,12 @@ def is_archive(path: Path) -> bool:
     return path.suffix == SUFFIX and path.is_file()
 
 
-def data_kind(data: str) -> str:
+def name_data_kind(data: str) -> str:
     """Name where batches come from, without the path of a folder, which names a user or a machine."""
     return data if data in ("", "device", "host") else "folder"
 
 
-def _public(value: Any, name: str, hosts: dict[str, str]) -> Any:
+def _publish_value(value: Any, name: str, hosts: dict[str, str]) -> Any:
     """Return the public part of the value of a field or column; None for a text that is not public.
 
     Names of hosts become `host0`, `host1`, …, in the order in which `hosts` gets to know them.
@@ -68,19 +68,21 @@ def _public(value: Any, name: str, hosts: dict[str, str]) -> Any:
         case dict():
             if name == "hosts":
                 value = {hosts.setdefault(host, f"host{len(hosts)}"): one for host, one in value.items()}
-            kept = {key: _public(one, name if name in PUBLIC else key, hosts) for key, one in value.items()}
+            kept = {
+                key: _publish_value(one, name if name in PUBLIC else key, hosts) for key, one in value.items()
+            }
             return {key: one for key, one in kept.items() if one is not None}
         case list():
-            return [one for item in value if (one := _public(item, name, hosts)) is not None]
+            return [one for item in value if (one := _publish_value(item, name, hosts)) is not None]
         case str() if name == "host":
             return hosts.setdefault(value, f"host{len(hosts)}")
         case str():
-            in_part = {"data": data_kind(value), "workload": "WORKLOAD"}
+            in_part = {"data": name_data_kind(value), "workload": "WORKLOAD"}
             return in_part.get(name, value if name in PUBLIC else None)
     return value
 
 
-def _public_table(frame: pd.DataFrame, columns: Sequence[Column], hosts: dict[str, str]) -> bytes:
+def _publish_table(frame: pd.DataFrame, columns: Sequence[Column], hosts: dict[str, str]) -> bytes:
     in_part = ("host", "data", "reason")
     names = [c.name for c in columns if c.kind != "text" or c.name in (*PUBLIC, *in_part)]
     kept = {name: frame[name] for name in names}
@@ -88,23 +90,23 @@ def _public_table(frame: pd.DataFrame, columns: Sequence[Column], hosts: dict[st
         is_ours = kept["reason_code"].isin(PUBLIC_REASONS) | kept["reason"].isna()
         kept["reason"] = kept["reason"].where(is_ours, LEFT_OUT)
     for name in {"host", "data"} & {*kept}:
-        public = {cell: _public(cell, name, hosts) for cell in kept[name].dropna().unique()}
+        public = {cell: _publish_value(cell, name, hosts) for cell in kept[name].dropna().unique()}
         kept[name] = kept[name].map(public, na_action="ignore")
-    return table_bytes(pd.DataFrame(kept, copy=False))
+    return encode_table(pd.DataFrame(kept, copy=False))
 
 
-def public_members(run: RunData) -> dict[str, bytes]:
+def publish_members(run: RunData) -> dict[str, bytes]:
     """The files of a run's folder by name, its manifest first, with what of them is public."""
     hosts: dict[str, str] = {}
-    manifest = _public(json.loads(run.manifest.as_json()), "", hosts)
+    manifest = _publish_value(json.loads(run.manifest.to_json()), "", hosts)
     members = {MANIFEST: f"{to_json(manifest, indent=1)}\n".encode()}
-    members |= {n: _public_table(getattr(run, Path(n).stem), columns, hosts) for n, columns in FILES.items()}
-    if sum(map(len, members.values())) > MOST_UNPACKED_BYTES:
+    members |= {n: _publish_table(getattr(run, Path(n).stem), columns, hosts) for n, columns in FILES.items()}
+    if sum(map(len, members.values())) > MAX_UNPACKED_BYTES:
         raise UsageError(f"the tables of {run.path} are too large for an archive; hand the folder on")
     return members
 
 
-def packed(members: Mapping[str, bytes]) -> bytes:
+def encode_archive(members: Mapping[str, bytes]) -> bytes:
     """An archive of files by name, the same bytes for the same content."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as file:
@@ -117,7 +119,7 @@ def packed(members: Mapping[str, bytes]) -> bytes:
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[Path]:
+def open_run_folder(path: Path) -> Iterator[Path]:
     """The results folder that `path` names: itself, or of an archive a temporary one with its files.
 
     Raises UsageError for an archive that holds anything else than a run, also within.
@@ -125,7 +127,7 @@ def opened(path: Path) -> Iterator[Path]:
     if not is_archive(path):
         yield path
         return
-    members = unpacked(path)
+    members = read_archive(path)
     # Not by the prefix of `bench.process`, which removes what nobody holds locked.
     with tempfile.TemporaryDirectory(prefix="unpacked-ddp-bench-") as name:
         for member, content in members.items():
@@ -138,9 +140,9 @@ def opened(path: Path) -> Iterator[Path]:
             raise
 
 
-def unpacked(path: Path) -> dict[str, bytes]:
+def read_archive(path: Path) -> dict[str, bytes]:
     """The members of an archive, by name."""
-    content = read_bytes(path, most_bytes=MOST_UNPACKED_BYTES, follow=True)
+    content = read_bytes(path, most_bytes=MAX_UNPACKED_BYTES, follow=True)
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as file:
             found = {info.filename: info for info in file.infolist()}
@@ -148,8 +150,8 @@ def unpacked(path: Path) -> dict[str, bytes]:
                 raise ValueError(f"it holds {min(strange)!r}")
             if {info.compress_type for info in found.values()} - {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
                 raise ValueError("it is packed in another way")
-            if (size := sum(info.file_size for info in found.values())) > MOST_UNPACKED_BYTES:
-                raise ValueError(f"{size} bytes unpacked are more than {MOST_UNPACKED_BYTES}")
+            if (size := sum(info.file_size for info in found.values())) > MAX_UNPACKED_BYTES:
+                raise ValueError(f"{size} bytes unpacked are more than {MAX_UNPACKED_BYTES}")
             # Nothing longer than its header says is read.
             return {name: file.read(info) for name, info in found.items()}
     except Exception as error:  # noqa: BLE001 - a wrong offset, name or length: zipfile raises anything

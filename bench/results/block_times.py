@@ -41,7 +41,7 @@ class DeviceMemory:
     """Held by torch's allocator: tensors, gaps between them, and what it keeps for the next."""
 
 
-def memory_columns(by_rank: Sequence[Sequence[DeviceMemory]], mode: str) -> dict[str, Any]:
+def make_memory_columns(by_rank: Sequence[Sequence[DeviceMemory]], mode: str) -> dict[str, Any]:
     """The columns of a case's memory, by the devices of each rank; none where one knows nothing."""
     if not all(by_rank):
         return {}

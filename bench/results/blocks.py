@@ -14,15 +14,15 @@ import pandas as pd
 from msgspec import Meta
 
 from ..machine.records import Count
-from ..plan.settings import MOST_DEVICES
+from ..plan.settings import MAX_DEVICES
 from .block_times import BlockTimes
-from .columns import LEAST, MOST, PHASES
+from .columns import MAX_NUMBER, MIN_NUMBER, PHASES
 
-_COMMON: Mapping[str, Any] = {"case_id": "", "phase": "", "round": 0, "launch": 1, "started_s": 0.0}
+_BLOCK_DEFAULTS: Mapping[str, Any] = {"case_id": "", "phase": "", "round": 0, "launch": 1, "started_s": 0.0}
 """Columns in which the ranks of a block agree, and what an empty cell means."""
 
 _TEXTS = ("host", "steps_ms", "detail")
-_OF_RANKS = ("rank", "num_steps", "block_ms", *_TEXTS)
+_RANK_COLUMNS = ("rank", "num_steps", "block_ms", *_TEXTS)
 
 _PIECE_ROWS = 50_000
 """Rows that are held as Python's objects at a time."""
@@ -31,9 +31,9 @@ _ROW_BYTES = 100
 """Bytes of the numbers and separators in a row of blocks.csv, at most."""
 
 Numbers = npt.NDArray[np.int64]
-_Rank = Annotated[int, Meta(ge=0, le=MOST_DEVICES)]
+_Rank = Annotated[int, Meta(ge=0, le=MAX_DEVICES)]
 _NumSteps = Annotated[int, Meta(ge=1, le=10**15)]
-Milliseconds = Annotated[float, Meta(ge=LEAST, le=MOST)]
+Milliseconds = Annotated[float, Meta(ge=MIN_NUMBER, le=MAX_NUMBER)]
 
 
 class Block(msgspec.Struct, frozen=True, tag_field="event", tag="block"):
@@ -43,7 +43,7 @@ class Block(msgspec.Struct, frozen=True, tag_field="event", tag="block"):
     phase: Annotated[str, Meta(pattern=f"^({'|'.join(PHASES)})$")]
     round_index: Count
     launch: Count
-    started_s: Annotated[float, Meta(ge=-MOST, le=MOST)]
+    started_s: Annotated[float, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
     """Seconds since the run began."""
     ranks: Sequence[_Rank]
     num_steps: Sequence[_NumSteps]
@@ -58,7 +58,7 @@ class Block(msgspec.Struct, frozen=True, tag_field="event", tag="block"):
     """Place in its round, which only the log and blocks.csv tell."""
 
     @classmethod
-    def of_times(
+    def from_times(
         cls,
         launch: int,
         case_id: str,
@@ -93,7 +93,7 @@ class Block(msgspec.Struct, frozen=True, tag_field="event", tag="block"):
         return len(self.ranks) * (len(self.case_id) + _ROW_BYTES) + texts + details
 
 
-def block_numbers(frame: pd.DataFrame) -> Numbers:
+def assign_block_numbers(frame: pd.DataFrame) -> Numbers:
     """Number each row's block, ascending by case, phase and round."""
     found = np.zeros(len(frame), np.int64)
     for name in ("case_id", "phase", "round"):
@@ -102,25 +102,27 @@ def block_numbers(frame: pd.DataFrame) -> Numbers:
     return found
 
 
-def starts_of(numbers: Numbers) -> npt.NDArray[np.intp]:
+def find_starts(numbers: Numbers) -> npt.NDArray[np.intp]:
     """Find the places at which another number begins."""
     return np.flatnonzero(np.diff(numbers, prepend=-1))
 
 
-def blocks_of(frame: pd.DataFrame, *, with_texts: bool = True) -> Iterator[Block]:
+def group_blocks(frame: pd.DataFrame, *, with_texts: bool = True) -> Iterator[Block]:
     """Make the blocks of a blocks.csv, by case, phase and round.
 
     Hosts, single steps and details, which take most of the time, only `with_texts`.
     """
-    numbers = block_numbers(frame)
+    numbers = assign_block_numbers(frame)
     order = np.argsort(numbers, kind="stable")
-    starts = starts_of(numbers[order])
-    common = (frame[name].iloc[order[starts]].fillna(usual).tolist() for name, usual in _COMMON.items())
+    starts = find_starts(numbers[order])
+    common = (
+        frame[name].iloc[order[starts]].fillna(usual).tolist() for name, usual in _BLOCK_DEFAULTS.items()
+    )
     columns = [
         frame[name].astype(object).where(frame[name].notna(), None).to_numpy()
         if name in _TEXTS
         else frame[name].to_numpy()
-        for name in _OF_RANKS
+        for name in _RANK_COLUMNS
         if with_texts or name not in _TEXTS
     ]
     begun = held = 0
@@ -130,5 +132,5 @@ def blocks_of(frame: pd.DataFrame, *, with_texts: bool = True) -> Iterator[Block
         if end > held:
             begun, held = start, max(start + _PIECE_ROWS, end)
             cells = [column[order[begun:held]].tolist() for column in columns]
-            cells += [[]] * (len(_OF_RANKS) - len(cells))
+            cells += [[]] * (len(_RANK_COLUMNS) - len(cells))
         yield Block(*told, *(column[start - begun : end - begun] for column in cells))

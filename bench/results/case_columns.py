@@ -5,10 +5,10 @@ Those of a planned case come from the plan, those of a prepared one are its fact
 
 from __future__ import annotations
 
-from ..common.numbers import singular
+from ..common.numbers import make_singular
 from ..plan.case_settings import MODE_SETTINGS, STEP_SETTINGS
 from ..plan.modes import MODES
-from ..plan.settings import IMAGES, MOST_DEVICES, MOST_UNITS, OWN_PRECISIONS, PRECISIONS
+from ..plan.settings import IMAGES, MAX_DEVICES, MAX_UNITS, PARAMETER_PRECISIONS, PRECISIONS
 from .columns import (
     OTHER_FILES,
     REASON_CODES,
@@ -16,70 +16,78 @@ from .columns import (
     UNIT,
     Column,
     Metric,
-    count_column,
-    number_column,
-    setting_column,
-    text_column,
+    declare_count_column,
+    declare_number_column,
+    declare_setting_column,
+    declare_text_column,
 )
 from .details import DETAILS
 from .metrics import SPEED
 
 IDENTITY: tuple[Column, ...] = (
-    text_column(
+    declare_text_column(
         "case_id",
         "readable name of the case plus a hash of every setting that defines it",
         needed=True,
         shown="Id = the case in cases.csv",
     ),
-    text_column("status", "`ok`, `skipped`, `oom`, `failed` or `timeout`", needed=True, among=STATUSES),
+    declare_text_column(
+        "status", "`ok`, `skipped`, `oom`, `failed` or `timeout`", needed=True, among=STATUSES
+    ),
     Column("reason", "text", "why the status is not `ok`; empty otherwise"),
-    text_column(
+    declare_text_column(
         "reason_code",
         "kind of reason: `plan` (known beforehand), `equal_layout` (as another case), `not_reached`, or "
         "`unused_parameters` (DDP waits for their gradients); empty for any other",
         among=REASON_CODES,
     ),
-    text_column(
+    declare_text_column(
         "mode",
         "`single`, `dp` (nn.DataParallel), `ddp`, `replicate`, `fsdp` (FSDP2), `partition` or `pipeline`",
         needed=True,
         among=MODES,
     ),
-    text_column("impl", "`torch`, or `cpu_standin` where DP's stages ran on CPU cores"),
-    text_column("device_type", "`cuda` or `cpu`; on `cpu` a device is one core", among=("cuda", "cpu")),
-    text_column("device_name", "GPU or CPU model of rank 0"),
-    text_column(
+    declare_text_column("impl", "`torch`, or `cpu_standin` where DP's stages ran on CPU cores"),
+    declare_text_column(
+        "device_type", "`cuda` or `cpu`; on `cpu` a device is one core", among=("cuda", "cpu")
+    ),
+    declare_text_column("device_name", "GPU or CPU model of rank 0"),
+    declare_text_column(
         "backend",
         "process-group backend: `nccl`, `nccl2` or, also of pipelines, `nccl-lazy` (torch ≥ 2.14), `gloo`; "
         "empty without one",
     ),
-    count_column(
+    declare_count_column(
         "num_devices",
         "devices the case trains on (DDP: world size)",
         needed=True,
-        most=MOST_DEVICES,
+        most=MAX_DEVICES,
     ),
-    count_column("num_nodes", "machines those devices are on", most=MOST_DEVICES),
-    text_column("link", "rate of the link between the hosts of a lab; empty on a real network"),
+    declare_count_column("num_nodes", "machines those devices are on", most=MAX_DEVICES),
+    declare_text_column("link", "rate of the link between the hosts of a lab; empty on a real network"),
     Column("oversubscribed", "bool", "more devices than physical ones on a machine: shared cores or GPUs"),
-    text_column("arch", "model architecture, or the user's workload"),
-    count_column("image_size", "height and width of an image, in pixels"),
-    count_column("batch_per_device", "samples, which are rows of the batch, per device and micro-batch"),
-    count_column("global_batch", "samples per optimizer step over all devices", needed=True),
+    declare_text_column("arch", "model architecture, or the user's workload"),
+    declare_count_column("image_size", "height and width of an image, in pixels"),
+    declare_count_column(
+        "batch_per_device", "samples, which are rows of the batch, per device and micro-batch"
+    ),
+    declare_count_column("global_batch", "samples per optimizer step over all devices", needed=True),
     UNIT,
-    count_column("units_per_sample", "how many of `unit` a sample holds", needed=True, most=MOST_UNITS),
-    text_column(
+    declare_count_column(
+        "units_per_sample", "how many of `unit` a sample holds", needed=True, most=MAX_UNITS
+    ),
+    declare_text_column(
         "scaling", "`weak` fixes the batch per device, `strong` the global batch", among=("weak", "strong")
     ),
-    text_column(
+    declare_text_column(
         "precision",
         "`fp32`, `tf32`, `bf16` or `fp16` (the last two under autocast); without autocast, of parameters in "
         "another type that one: `fp64`, `pure bf16` or `pure fp16`",
-        among=(*PRECISIONS, *OWN_PRECISIONS.values()),
+        among=(*PRECISIONS, *PARAMETER_PRECISIONS.values()),
     ),
-    *(setting_column(setting) for setting in STEP_SETTINGS),
+    *(declare_setting_column(setting) for setting in STEP_SETTINGS),
     Column("data", "text", "`device`, `host`, or the folder the images come from"),
-    *(setting_column(setting) for setting in MODE_SETTINGS),
+    *(declare_setting_column(setting) for setting in MODE_SETTINGS),
 )
 """Columns of a case: known before it is measured, equal when it is measured again."""
 
@@ -87,31 +95,31 @@ CAP_MIB = Column("cap_mib", "float", "`bucket_cap_mb` as a number, to sort by; e
 """Beside `bucket_cap_mb`, from which it follows: no part of what a case is."""
 
 PREPARED: tuple[Column, ...] = (
-    number_column(
+    declare_number_column(
         "gradient_error",
         "of the proof: gradients against the plain module's of the same parts of a batch, relative",
         shown="Proof: gradients off by = how far, relatively, gradients and what two steps add to the "
         "parameters were off the plain module's, before the case was timed",
     ),
-    number_column(
+    declare_number_column(
         "split_effect",
         "of the proof: gradient of the parts into which the case splits a batch against that of the whole, "
         "relative; rounding alone where the loss is a mean over rows of equal weight; empty where random",
     ),
-    number_column(
+    declare_number_column(
         "update_error",
         "of the proof: parameters after 2 steps against eager training of the plain module, relative to the "
         "update; empty where rounding is too large to tell",
         shown="Proof: two steps off by",
     ),
-    text_column("not_proved", "of the proof: why the case is neither proved nor wrong; else empty"),
-    text_column("proved_by", "what would prove a case that `not_proved` speaks of; else empty"),
-    count_column(
+    declare_text_column("not_proved", "of the proof: why the case is neither proved nor wrong; else empty"),
+    declare_text_column("proved_by", "what would prove a case that `not_proved` speaks of; else empty"),
+    declare_count_column(
         "num_buckets",
         "DDP buckets after the rebuild; with the Python reducer, compiled all-reduces",
     ),
-    text_column("bucket_bytes", "bytes of each bucket in all-reduce order, `/`-separated"),
-    text_column(
+    declare_text_column("bucket_bytes", "bytes of each bucket in all-reduce order, `/`-separated"),
+    declare_text_column(
         "layers_by_device",
         "`partition`, `pipeline`: layers of each device, `/`-separated",
     ),
@@ -119,22 +127,22 @@ PREPARED: tuple[Column, ...] = (
 """Columns of a case once it is prepared: how it was proved and laid out."""
 
 LAST: tuple[Column, ...] = (
-    number_column(
+    declare_number_column(
         "compile_s",
         "seconds that torch.compile took on rank 0, backward included, with its caches as found; "
         "empty for eager cases",
         above=0,
         shown="Compiling",
     ),
-    count_column(
+    declare_count_column(
         "num_graphs", "graphs that torch.compile made; DDPOptimizer splits one at the buckets; empty if eager"
     ),
-    count_column(
+    declare_count_column(
         "graph_breaks", "places where dynamo could not go on in one graph; empty for eager cases", first=0
     ),
-    text_column("run_id", "names the run, whatever becomes of its folder"),
-    text_column("started_at", "when the run began, UTC"),
-    text_column("torch_version", "PyTorch that was measured"),
+    declare_text_column("run_id", "names the run, whatever becomes of its folder"),
+    declare_text_column("started_at", "when the run began, UTC"),
+    declare_text_column("torch_version", "PyTorch that was measured"),
 )
 """Columns of what compiling took, and of the run."""
 
@@ -155,15 +163,15 @@ FILES: dict[str, tuple[Column, ...]] = {"cases.csv": CASES, **OTHER_FILES}
 METRICS: dict[str, Metric] = {column.name: column for column in CASES if isinstance(column, Metric)}
 """The columns of cases.csv in which one direction is better, by name."""
 
-GATED = {name: metric for name, metric in METRICS.items() if metric.gated}
+GATED_METRICS = {name: metric for name, metric in METRICS.items() if metric.gated}
 
 
-def units_of(unit: str = IMAGES) -> dict[str, str]:
+def map_units(unit: str = IMAGES) -> dict[str, str]:
     """The unit of every column of every file; rates count `unit`, such as `tokens`."""
-    return {column.name: unit_in(column, unit) for of_file in FILES.values() for column in of_file}
+    return {column.name: name_unit(column, unit) for of_file in FILES.values() for column in of_file}
 
 
-def unit_in(column: Column, unit: str) -> str:
+def name_unit(column: Column, unit: str) -> str:
     """The unit of a column of a run that counts `unit`."""
-    counted = {f"{IMAGES}/s": f"{unit}/s", "J/image": f"J/{singular(unit)}"}
+    counted = {f"{IMAGES}/s": f"{unit}/s", "J/image": f"J/{make_singular(unit)}"}
     return counted.get(column.unit, column.unit)

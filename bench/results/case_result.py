@@ -9,23 +9,23 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from ..common.numbers import count
+from ..common.numbers import format_integer
 from ..plan.case import STAND_IN
 from ..plan.case_settings import MODE_DEFAULTS, SETTINGS_OF
 from ..plan.settings import IMAGES
 from ..stats.interval import Interval
-from .columns import NO_SYNC, records
+from .columns import NO_SYNC, list_records
 
 Cells: TypeAlias = Mapping[Any, Any]
 """A row of a results table, by column."""
 
 
-def text(value: Any) -> str:
+def get_text(value: Any) -> str:
     """Return a cell as text; empty where missing."""
     return "" if pd.isna(value) else str(value)
 
 
-def finite(value: Any) -> float | None:
+def parse_finite(value: Any) -> float | None:
     """Return the number in a cell; None where it is missing, not a number or not finite."""
     try:
         number = float(value)
@@ -34,17 +34,17 @@ def finite(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _interval(row: Cells, column: str) -> Interval | None:
-    value, *ends = (finite(row.get(f"{column}{end}")) for end in ("", "_low", "_high"))
+def _parse_interval(row: Cells, column: str) -> Interval | None:
+    value, *ends = (parse_finite(row.get(f"{column}{end}")) for end in ("", "_low", "_high"))
     return None if value is None else Interval(value, *(math.nan if end is None else end for end in ends))
 
 
 _READERS: dict[str, Callable[[Cells, str], Any]] = {
-    "str": lambda row, name: text(row.get(name)),
+    "str": lambda row, name: get_text(row.get(name)),
     "bool": lambda row, name: not pd.isna(row.get(name)) and bool(row[name]),
-    "int": lambda row, name: int(finite(row.get(name)) or 0),
-    "float | None": lambda row, name: finite(row.get(name)),
-    "Interval | None": _interval,
+    "int": lambda row, name: int(parse_finite(row.get(name)) or 0),
+    "float | None": lambda row, name: parse_finite(row.get(name)),
+    "Interval | None": _parse_interval,
 }
 """Readers of the cell of a field, by the field's type."""
 
@@ -110,44 +110,46 @@ class CaseResult:
     batch_name: str = ""
     """Its batch size in names, `batch 32`, where its table has several; else empty."""
     single: CaseResult | None = field(default=None, repr=False, compare=False)
-    """The case of `single` with as large a batch, compiled alike: see `with_singles`."""
+    """The case of `single` with as large a batch, compiled alike: see `add_singles`."""
 
     @classmethod
-    def of(cls, row: Cells) -> CaseResult:
+    def from_row(cls, row: Cells) -> CaseResult:
         """Read a row of cases.csv, or of a plan."""
         found = {f.name: _READERS[str(f.type)](row, f.name) for f in _FIELDS}
         usual = {"unit": IMAGES, "units_per_sample": 1, "compile": "off", "num_nodes": 1}
         usual |= {"exposed_by": NO_SYNC}
         return cls(**found | {name: found[name] or value for name, value in usual.items()}, cells=row)
 
-    def text(self, column: str) -> str:
+    def get_text(self, column: str) -> str:
         """Any column as text; empty where missing."""
-        return text(self.cells.get(column))
+        return get_text(self.cells.get(column))
 
-    def number(self, column: str) -> float | None:
+    def get_number(self, column: str) -> float | None:
         """Any column as a number; None where it is missing or not finite."""
-        return finite(self.cells.get(column))
+        return parse_finite(self.cells.get(column))
 
-    def interval(self, column: str) -> Interval | None:
+    def get_interval(self, column: str) -> Interval | None:
         """Any measured column with its interval, NaN where unknown; None where nothing was measured."""
-        return _interval(self.cells, column)
+        return _parse_interval(self.cells, column)
 
-    def setting(self, axis: str) -> str:
+    def get_setting(self, axis: str) -> str:
         """One of `MODE_DEFAULTS` as text; torch's default where the row does not say."""
-        return self.text(axis) or str(MODE_DEFAULTS[axis])
+        return self.get_text(axis) or str(MODE_DEFAULTS[axis])
 
-    def changed(self, reference: CaseResult | None = None) -> dict[str, str]:
+    def list_changed(self, reference: CaseResult | None = None) -> dict[str, str]:
         """Its mode's settings that are not those of `reference`, or not PyTorch's; of pipelines none."""
         axes = [setting.name for setting in SETTINGS_OF.get(self.mode, ()) if self.mode != "pipeline"]
-        usual = {axis: reference.setting(axis) if reference else str(MODE_DEFAULTS[axis]) for axis in axes}
-        return {axis: mine for axis, value in usual.items() if (mine := self.setting(axis)) != value}
+        usual = {
+            axis: reference.get_setting(axis) if reference else str(MODE_DEFAULTS[axis]) for axis in axes
+        }
+        return {axis: mine for axis, value in usual.items() if (mine := self.get_setting(axis)) != value}
 
     @property
     def units_per_step(self) -> int:
         """Units that an optimizer step trains over all devices; 0 where the batch is not known."""
         return int(self.global_batch or 0) * self.units_per_sample
 
-    def rate(self, step_ms: float) -> float:
+    def compute_rate(self, step_ms: float) -> float:
         """Return the units per second of steps that take so many ms."""
         return self.units_per_step * 1000 / step_ms
 
@@ -180,7 +182,7 @@ class CaseResult:
     @property
     def has_efficiency(self) -> bool:
         """Return whether its step is one of `single`: not of several batches."""
-        return self.setting("accumulate") == "1"
+        return self.get_setting("accumulate") == "1"
 
     @property
     def answers_nothing(self) -> bool:
@@ -196,15 +198,15 @@ class CaseResult:
 _FIELDS = fields(CaseResult)[:-3]
 
 
-def case_results(cases: pd.DataFrame) -> list[CaseResult]:
+def read_case_results(cases: pd.DataFrame) -> list[CaseResult]:
     """Read a table of cases, in its order."""
-    found = [CaseResult.of(row) for row in records(cases)]
+    found = [CaseResult.from_row(row) for row in list_records(cases)]
     if len({case.batch for case in found}) < 2:
         return found
-    return [replace(case, batch_name=f"batch {count(case.batch)}") for case in found]
+    return [replace(case, batch_name=f"batch {format_integer(case.batch)}") for case in found]
 
 
-def with_singles(cases: Iterable[CaseResult]) -> list[CaseResult]:
+def add_singles(cases: Iterable[CaseResult]) -> list[CaseResult]:
     """Give every case the one of `single` that it is held against; `single` itself has none."""
     cases = list(cases)
     singles = {case.variant: case for case in cases if case.mode == "single"}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..plan.settings import IMAGES, MOST_DEVICES
+from ..plan.settings import IMAGES, MAX_DEVICES
 from .formula import Formula
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .case_result import CaseResult
     from .round_times import CaseTimes
 
-MOST, LEAST = 1e15, 1e-15
+MAX_NUMBER, MIN_NUMBER = 1e15, 1e-15
 """Largest and, but for 0, smallest magnitude of a number; none beyond was measured, and it might overflow."""
 
 _UNITS: tuple[tuple[str, str], ...] = (
@@ -47,9 +47,9 @@ _UNITS: tuple[tuple[str, str], ...] = (
 _TYPES: dict[str, tuple[type, ...]] = {"text": (str,), "int": (int,), "float": (int, float), "bool": (bool,)}
 
 
-def storable(number: float) -> float | None:
-    """Return a number as a cell may hold it: 0 for one too small to be told from it, None beyond `MOST`."""
-    return 0.0 if abs(number) < LEAST else number if abs(number) <= MOST else None
+def make_storable(number: float) -> float | None:
+    """Return a number as a cell may hold it: 0 for one too small to tell from 0, None above `MAX_NUMBER`."""
+    return 0.0 if abs(number) < MIN_NUMBER else number if abs(number) <= MAX_NUMBER else None
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class Column:
     """Definition for who reads the file."""
     needed: bool = False
     """True where every table has the column, and every row a value."""
-    above: float = -MOST
-    most: float = MOST
+    above: float = -MAX_NUMBER
+    most: float = MAX_NUMBER
     among: tuple[str, ...] = ()
     """The texts that there are; none for any."""
     repeated: bool = False
@@ -101,14 +101,14 @@ class Column:
         found = ((re.fullmatch(pattern, plain), unit) for pattern, unit in _UNITS)
         return next((match.expand(unit) for match, unit in found if match is not None), "")
 
-    def allows(self, value: Any) -> bool:
+    def can_hold(self, value: Any) -> bool:
         """Tell whether a cell may hold `value`; None is an empty one."""
         if value is None:
             return not self.needed
         if type(value) not in _TYPES[self.kind]:
             return False
         if self.kind in ("int", "float"):
-            return bool(self.above < value <= self.most and (value == 0 or abs(value) >= LEAST))
+            return bool(self.above < value <= self.most and (value == 0 or abs(value) >= MIN_NUMBER))
         return not self.among or value in self.among
 
 
@@ -143,17 +143,17 @@ class Metric(Column):
         return bool(self.unit)
 
 
-def text_column(name: str, meaning: str, **more: Any) -> Column:
+def declare_text_column(name: str, meaning: str, **more: Any) -> Column:
     """A text that names neither a person nor a machine: archives keep it."""
     return Column(name, "text", meaning, public=True, **more)
 
 
-def number_column(name: str, meaning: str, **more: Any) -> Column:
+def declare_number_column(name: str, meaning: str, **more: Any) -> Column:
     """A number without an interval."""
     return Column(name, "float", meaning, **more)
 
 
-def with_ends(
+def declare_interval_columns(
     name: str, meaning: str, *, kind: type[Column] = Column, **more: Any
 ) -> tuple[Column, Column, Column]:
     """A number that rounds repeat, and the ends of its interval."""
@@ -164,14 +164,14 @@ def with_ends(
     )
 
 
-def setting_column(setting: Field[Any]) -> Column:
+def declare_setting_column(setting: Field[Any]) -> Column:
     """The value of a setting of `case_settings.py`."""
     kind = {bool: "bool", int: "int"}.get(type(setting.default), "text")
-    above = 0 if kind == "int" else -MOST
+    above = 0 if kind == "int" else -MAX_NUMBER
     return Column(setting.name, kind, setting.metadata["column"], above=above)
 
 
-def count_column(name: str, meaning: str, *, first: int = 1, **more: Any) -> Column:
+def declare_count_column(name: str, meaning: str, *, first: int = 1, **more: Any) -> Column:
     """A whole number from `first` on."""
     return Column(name, "int", meaning, above=first - 1, **more)
 
@@ -192,7 +192,7 @@ EXPOSED_COMM = "exposed_comm_ms"
 ESTIMATORS = NO_SYNC, PROBES = "no_sync", "probes"
 """Estimators of exposed communication: of a run, and of a training that is watched."""
 
-UNIT = text_column(
+UNIT = declare_text_column(
     "unit", "what `images_per_s` counts: `images`, or the workload's own, as `tokens`", needed=True
 )
 
@@ -200,71 +200,77 @@ PHASES = ("warmup", "timed", "no_sync", "comm", "anatomy", "trace", "calibration
 """Phases of blocks; only `timed` blocks make throughput."""
 
 BLOCKS: tuple[Column, ...] = (
-    text_column("case_id", "the case, as in cases.csv", needed=True),
-    text_column(
+    declare_text_column("case_id", "the case, as in cases.csv", needed=True),
+    declare_text_column(
         "phase",
         "`warmup`, `timed`, `no_sync`, `comm`, `anatomy`, `trace` or `calibration`",
         needed=True,
         among=PHASES,
     ),
-    count_column(
+    declare_count_column(
         "round",
         "1, 2, ...; 0 for warm-up before the first round and a GPU's trace after the last",
         needed=True,
         first=0,
     ),
-    count_column("position", "place of the block in its round's random order, from 0", first=0),
-    count_column("launch", "1, 2, ...: how often workers were started (after a failure, by --resume)"),
-    count_column("rank", "global rank that took the times", needed=True, first=0, most=MOST_DEVICES),
+    declare_count_column("position", "place of the block in its round's random order, from 0", first=0),
+    declare_count_column(
+        "launch", "1, 2, ...: how often workers were started (after a failure, by --resume)"
+    ),
+    declare_count_column("rank", "global rank that took the times", needed=True, first=0, most=MAX_DEVICES),
     Column("host", "text", "host of the rank"),
     Column("started_s", "float", "start, in seconds since the run began"),
-    count_column("num_steps", "steps in the block", needed=True),
+    declare_count_column("num_steps", "steps in the block", needed=True),
     Column("block_ms", "float", "duration of the block on this rank", needed=True, above=0),
-    text_column("steps_ms", "each step's duration, space-separated"),
-    text_column(
+    declare_text_column("steps_ms", "each step's duration, space-separated"),
+    declare_text_column(
         "detail", "JSON: further durations of this phase, in ms per step; of timed blocks what each GPU did"
     ),
 )
 
 BUCKETS: tuple[Column, ...] = (
-    text_column("case_id", "the case, as in cases.csv", needed=True),
-    count_column("rank", "global rank", first=0, most=MOST_DEVICES),
-    count_column("bucket", "index in all-reduce order, from 0", first=0),
-    count_column("bytes", "gradient bytes in the bucket"),
-    count_column("num_params", "parameters in the bucket"),
-    *with_ends(
+    declare_text_column("case_id", "the case, as in cases.csv", needed=True),
+    declare_count_column("rank", "global rank", first=0, most=MAX_DEVICES),
+    declare_count_column("bucket", "index in all-reduce order, from 0", first=0),
+    declare_count_column("bytes", "gradient bytes in the bucket"),
+    declare_count_column("num_params", "parameters in the bucket"),
+    *declare_interval_columns(
         "ready_ms",
         "last gradient ready, since the start of the backward, from the anatomy pass or a watch's probes",
     ),
-    *with_ends("launch_ms", "all-reduce launched: DDP does so once this bucket and all before it are ready"),
-    *with_ends("start_ms", "all-reduce taken up by gloo or NCCL, from the trace pass"),
-    *with_ends("done_ms", "all-reduce done, from the trace pass"),
+    *declare_interval_columns(
+        "launch_ms", "all-reduce launched: DDP does so once this bucket and all before it are ready"
+    ),
+    *declare_interval_columns("start_ms", "all-reduce taken up by gloo or NCCL, from the trace pass"),
+    *declare_interval_columns("done_ms", "all-reduce done, from the trace pass"),
 )
 
 ALLREDUCE: tuple[Column, ...] = (
-    count_column("num_devices", "ranks of the all-reduce", needed=True, most=MOST_DEVICES),
-    text_column("backend", "`nccl` or `gloo`"),
-    count_column("bytes", "message size", needed=True),
-    *with_ends(
+    declare_count_column("num_devices", "ranks of the all-reduce", needed=True, most=MAX_DEVICES),
+    declare_text_column("backend", "`nccl` or `gloo`"),
+    declare_count_column("bytes", "message size", needed=True),
+    *declare_interval_columns(
         "time_ms",
         "an all-reduce of that size, longest rank, median over repetitions, each of up to 8 in a row",
         above=0,
     ),
     Column("busbw_gb_per_s", "float", "bus bandwidth, bytes / time x 2 (n - 1) / n, in 10^9 bytes/s"),
-    count_column("num_samples", "repetitions"),
+    declare_count_column("num_samples", "repetitions"),
 )
 
 COMPARISONS: tuple[Column, ...] = (
-    text_column("case_id", "the case, as in cases.csv", needed=True),
-    text_column("reference_id", "the case it is compared with", needed=True),
-    text_column("metric", "what is compared: `images_per_s`", needed=True),
+    declare_text_column("case_id", "the case, as in cases.csv", needed=True),
+    declare_text_column("reference_id", "the case it is compared with", needed=True),
+    declare_text_column("metric", "what is compared: `images_per_s`", needed=True),
     UNIT,
-    *with_ends("ratio", "the case's over the reference's; the intervals of a run hold at once", above=0),
+    *declare_interval_columns(
+        "ratio", "the case's over the reference's; the intervals of a run hold at once", above=0
+    ),
     Column("margin", "float", "what counts as equal, a fraction, fixed before the run", above=0),
-    text_column(
+    declare_text_column(
         "answer", "`faster`, `slower`, `no difference` above the margin, `unresolved` or `too few rounds`"
     ),
-    count_column("num_rounds", "rounds of the case with fewer", first=0),
+    declare_count_column("num_rounds", "rounds of the case with fewer", first=0),
 )
 
 OTHER_FILES = {
@@ -278,7 +284,7 @@ OTHER_FILES = {
 DTYPES: dict[str, Any] = {"text": "string[python]", "int": "Int64", "bool": "boolean"}
 
 
-def typed_frame(rows: Iterable[Mapping[str, Any]], columns: tuple[Column, ...]) -> pd.DataFrame:
+def make_frame(rows: Iterable[Mapping[str, Any]], columns: tuple[Column, ...]) -> pd.DataFrame:
     """Rows as a frame with the schema's columns and types; what is absent, or no cell may hold, becomes NA.
 
     A number too small to be told from 0 becomes 0: what is written of it can be read again.
@@ -286,18 +292,18 @@ def typed_frame(rows: Iterable[Mapping[str, Any]], columns: tuple[Column, ...]) 
     import numpy as np  # as pandas it takes long, and `--help` needs the names alone
     import pandas as pd
 
-    def typed(column: Column, values: list[Any]) -> Any:
+    def make_array(column: Column, values: list[Any]) -> Any:
         if column.kind != "float":
             return pd.array(values, dtype=DTYPES[column.kind])
         found = np.array(values, dtype=np.float64)
-        found[abs(found) < LEAST] = 0.0
+        found[abs(found) < MIN_NUMBER] = 0.0
         return np.where((found > column.above) & (found <= column.most), found, np.nan)
 
     rows = list(rows)
-    return pd.DataFrame({c.name: typed(c, [row.get(c.name) for row in rows]) for c in columns})
+    return pd.DataFrame({c.name: make_array(c, [row.get(c.name) for row in rows]) for c in columns})
 
 
-def records(cases: pd.DataFrame) -> list[dict[str, Any]]:
+def list_records(cases: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows as mappings from column to cell; a missing cell that is no number is None.
 
     Not `DataFrame.to_dict`, which looks every column up by itself for every row.

@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..common.cli import command, quoted, split_command
-from ..common.text import visible
+from ..common.cli import format_command, quote_word, split_command
+from ..common.text import escape_controls
 from ..machine.manifest import Manifest
-from ..plan.resolve import PRESETS, as_options
-from ..plan.settings import as_text
+from ..plan.resolve import PRESETS, write_options
+from ..plan.settings import format_value
 
 
-def rewrite(argv: Sequence[str], name: str = "", /, **changes: str | None) -> str:
+def rewrite_command(argv: Sequence[str], name: str = "", /, **changes: str | None) -> str:
     """Write a command of ours anew, with the launcher, preset and options that were typed.
 
     Args:
@@ -36,7 +36,7 @@ def rewrite(argv: Sequence[str], name: str = "", /, **changes: str | None) -> st
     preset = PRESETS.get("".join(options.get("preset", ())), {})
     left_out = {option for option, value in changes.items() if value is None}
     if left_out & {"preset", *preset}:
-        usual = {option: [as_text(value)] for option, value in preset.items()}
+        usual = {option: [format_value(value)] for option, value in preset.items()}
         if "workload" in options:
             usual.pop("arch", None)
         options = usual | options
@@ -44,7 +44,7 @@ def rewrite(argv: Sequence[str], name: str = "", /, **changes: str | None) -> st
     options |= {option: [value] for option, value in changes.items() if value is not None}
     kept = ((option, values) for option, values in options.items() if option not in left_out)
     words = (word for option, values in kept for word in (f"--{option.replace('_', '-')}", *values))
-    return visible(" ".join(map(quoted, (*head, *words, *typed[end:]))))
+    return escape_controls(" ".join(map(quote_word, (*head, *words, *typed[end:]))))
 
 
 def _name_command(head: Sequence[str], name: str) -> list[str]:
@@ -57,11 +57,11 @@ def _name_command(head: Sequence[str], name: str) -> list[str]:
     name = name or typed
     for form in (["python", "-m"] if package else [], ["python", "-m", "ddp_bench"], ["ddp-bench"]):
         if form and launcher[-len(form) :] == form:
-            return [*launcher[: -len(form)], *shlex.split(command(name))]
+            return [*launcher[: -len(form)], *shlex.split(format_command(name))]
     return [*launcher, f"{package}.{name}" if package else name]
 
 
-def typed_words(manifest: Manifest) -> list[str]:
+def get_typed_words(manifest: Manifest) -> list[str]:
     """Return the words that started a run; where its manifest does not tell them, its settings as options.
 
     So too where they name a file of settings, which may have changed.
@@ -75,34 +75,34 @@ def typed_words(manifest: Manifest) -> list[str]:
         return words
     # Steps that follow from the least time of a block are no option.
     without = ("steps",) if manifest.settings.least_block_s else ()
-    return [*(head or shlex.split(command("run"))), *as_options(manifest.settings, without)]
+    return [*(head or shlex.split(format_command("run"))), *write_options(manifest.settings, without)]
 
 
-def in_lab(manifest: Manifest, whole: str) -> str:
+def wrap_in_lab(manifest: Manifest, whole: str) -> str:
     """Write a command within the lab that a run was measured in, where it was."""
     if not manifest.link:
         return whole
     ranks = Counter(rank.host for rank in manifest.ranks)
     each = max(ranks.values(), default=1)
     more = ["--ranks-per-host", str(each)] if each > 1 and "torchrun" not in whole else []
-    lab = command("lab", "--hosts", str(max(len(ranks), 2)), "--rate", manifest.link, *more)
+    lab = format_command("lab", "--hosts", str(max(len(ranks), 2)), "--rate", manifest.link, *more)
     return f"{lab} -- {whole}"
 
 
 def write_command(manifest: Manifest, name: str = "", /, **changes: str | None) -> str:
-    """Write the command of a run anew, as `rewrite` does."""
+    """Write the command of a run anew, as `rewrite_command` does."""
     once = dict.fromkeys(("resume", "dry_run", "json"))  # of another run they say nothing
-    return in_lab(manifest, rewrite(typed_words(manifest), name, **{**once, **changes}))
+    return wrap_in_lab(manifest, rewrite_command(get_typed_words(manifest), name, **{**once, **changes}))
 
 
-def again(manifest: Manifest) -> str:
+def write_repeat_command(manifest: Manifest) -> str:
     """Write the command that repeats a run, into a folder of its own; empty where it is not told."""
     return write_command(manifest, out=None) if manifest.command else ""
 
 
-def resume_command(manifest: Manifest, folder: Path, **changes: str) -> str:
+def write_resume_command(manifest: Manifest, folder: Path, **changes: str) -> str:
     """Write the command that goes on with a run; the user names a workload again, as it is code."""
-    head, _ = split_command(typed_words(manifest))
+    head, _ = split_command(get_typed_words(manifest))
     workload = manifest.settings.workload
     code = {"workload": workload} if workload else {}
-    return in_lab(manifest, rewrite(head, resume=str(folder), **code, **changes))
+    return wrap_in_lab(manifest, rewrite_command(head, resume=str(folder), **code, **changes))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ..plan.settings import IMAGES
-from ..stats.fit import MIN_ROUNDS, Typical
+from ..stats.fit import MIN_ROUNDS, FittedSteps
 from ..stats.interval import Interval
 from .case_result import CaseResult
 
@@ -21,27 +21,27 @@ FASTER, SLOWER, EQUAL, UNRESOLVED, TOO_FEW = ANSWERS = (
 )
 """Answers for a case against its reference; only the first three say something."""
 
-OPEN = (UNRESOLVED, TOO_FEW)
+OPEN_ANSWERS = (UNRESOLVED, TOO_FEW)
 """Answers that more rounds would settle."""
 
 METRIC = "images_per_s"
 
-ONE = Interval(1.0, 1.0, 1.0)
+UNIT_RATIO = Interval(1.0, 1.0, 1.0)
 """Ratio of a case to itself."""
 
 
-def answer_of(ratio: Interval, equal: tuple[float, float], *, least_change: float = 0.0) -> str:
+def classify_ratio(ratio: Interval, equal: tuple[float, float], *, least_change: float = 0.0) -> str:
     """The rule of runs and gates: a known `ratio` differs where its interval excludes 1, and then by enough.
 
     It is equal where all of it lies between the ends `equal`; nearer to 1 than `least_change`, a fraction, it
     does not count.
     """
-    if ratio.excludes(1.0) and (not least_change or abs(ratio.estimate - 1) > least_change):
+    if ratio.is_clear_of(1.0) and (not least_change or abs(ratio.estimate - 1) > least_change):
         return FASTER if ratio.low > 1 else SLOWER
     return EQUAL if is_within(ratio, equal) else UNRESOLVED
 
 
-def band(margin: float) -> tuple[float, float]:
+def make_equal_band(margin: float) -> tuple[float, float]:
     """The ratios that a margin, a fraction, calls equal."""
     return 1 / (1 + margin), 1 + margin
 
@@ -68,12 +68,12 @@ class Comparison:
         """One of `ANSWERS`."""
         if self.num_rounds < MIN_ROUNDS or math.isnan(self.ratio.low):
             return TOO_FEW
-        return answer_of(self.ratio, band(self.margin))
+        return classify_ratio(self.ratio, make_equal_band(self.margin))
 
     @property
     def within_margin(self) -> bool:
         """True where the whole interval lies within the user's margin."""
-        return is_within(self.ratio, band(self.margin))
+        return is_within(self.ratio, make_equal_band(self.margin))
 
     @property
     def is_narrow(self) -> bool:
@@ -86,21 +86,21 @@ class Comparison:
         low, high = self.ratio.low, self.ratio.high
         return math.inf if math.isnan(low) else math.log(high / low) / 2
 
-    def row(self, unit: str = IMAGES) -> dict[str, Any]:
+    def to_row(self, unit: str = IMAGES) -> dict[str, Any]:
         """A row of comparisons.csv of a run that counts `unit`."""
         return {
             "case_id": self.case_id,
             "reference_id": self.reference_id,
             "metric": METRIC,
             "unit": unit,
-            **self.ratio.columns("ratio"),
+            **self.ratio.to_columns("ratio"),
             "margin": self.margin,
             "answer": self.answer,
             "num_rounds": self.num_rounds,
         }
 
 
-def of_table(rows: Iterable[Mapping[Any, Any]]) -> list[Comparison]:
+def read_comparisons(rows: Iterable[Mapping[Any, Any]]) -> list[Comparison]:
     """The comparisons that a comparisons.csv holds."""
     return [
         Comparison(
@@ -114,7 +114,7 @@ def of_table(rows: Iterable[Mapping[Any, Any]]) -> list[Comparison]:
     ]
 
 
-def pairs_of(cases: Iterable[CaseResult]) -> list[tuple[str, str]]:
+def list_pairs(cases: Iterable[CaseResult]) -> list[tuple[str, str]]:
     """The pairs to compare, (case, reference), of the cases of a run or of a plan.
 
     At every device count that the cases have for themselves: on GPUs DDP over DP, and every other case over
@@ -122,15 +122,15 @@ def pairs_of(cases: Iterable[CaseResult]) -> list[tuple[str, str]]:
     size and mode of torch.compile; then, by `single` and DDP's default, each mode over eager at the same
     batch size, and each batch size over the smallest in the same mode.
     """
-    variants = by_variant(cases)
-    within = [pair for own in variants.values() for pair in _within(own)]
-    return within + _across(variants)
+    variants = group_variants(cases)
+    within = [pair for own in variants.values() for pair in _pair_within(own)]
+    return within + _pair_across(variants)
 
 
 Variants: TypeAlias = dict[tuple[float | None, str], list[CaseResult]]
 
 
-def by_variant(cases: Iterable[CaseResult]) -> Variants:
+def group_variants(cases: Iterable[CaseResult]) -> Variants:
     """Group cases by batch size and mode of torch.compile; in a run the smallest and eager come first."""
     found: Variants = {}
     for case in cases:
@@ -138,13 +138,13 @@ def by_variant(cases: Iterable[CaseResult]) -> Variants:
     return found
 
 
-def _across(variants: Variants) -> list[tuple[str, str]]:
+def _pair_across(variants: Variants) -> list[tuple[str, str]]:
     """Pairs of cases that differ in batch size or torch.compile alone, over the first of each."""
     first_batch, first_mode = next(iter(variants), (None, ""))
     found = []
     for (batch, mode), group in variants.items():
-        counts = sorted({case.num_devices for case in on_own_devices(group)})
-        defaults = [default_of([case for case in group if case.num_devices == count]) for count in counts]
+        counts = sorted({case.num_devices for case in select_unshared(group)})
+        defaults = [find_default([case for case in group if case.num_devices == count]) for count in counts]
         compared = [case for case in group if case.mode == "single" or case in defaults]
         for other in ((batch, first_mode), (first_batch, mode)):
             reference = variants.get(other, []) if other != (batch, mode) else []
@@ -156,23 +156,23 @@ def _across(variants: Variants) -> list[tuple[str, str]]:
 
 def name_within(case: CaseResult) -> tuple[Any, ...]:
     """Name a case within its variant; `optimize_ddp`, a setting of compiled cases, is left out."""
-    changed = tuple(pair for pair in case.changed().items() if pair[0] != "optimize_ddp")
+    changed = tuple(pair for pair in case.list_changed().items() if pair[0] != "optimize_ddp")
     return (case.mode, case.num_devices, changed)
 
 
-def on_own_devices(cases: Iterable[CaseResult]) -> list[CaseResult]:
+def select_unshared(cases: Iterable[CaseResult]) -> list[CaseResult]:
     """Cases whose devices are theirs alone; all where none on several devices has them."""
     cases = list(cases)
     own = [case for case in cases if not case.oversubscribed]
     return own if any(case.num_devices > 1 for case in own) else cases
 
 
-def _within(cases: Iterable[CaseResult]) -> list[tuple[str, str]]:
-    several = on_own_devices(case for case in cases if case.num_devices > 1 and case.mode != "single")
+def _pair_within(cases: Iterable[CaseResult]) -> list[tuple[str, str]]:
+    several = select_unshared(case for case in cases if case.num_devices > 1 and case.mode != "single")
     found = []
     for count in sorted({case.num_devices for case in several}):
         here = [case for case in several if case.num_devices == count]
-        default = default_of(here)
+        default = find_default(here)
         if default is None:
             continue
         # On CPU cores DP is this suite's own stand-in, of which nothing is learnt about DP against DDP.
@@ -183,42 +183,46 @@ def _within(cases: Iterable[CaseResult]) -> list[tuple[str, str]]:
     return found
 
 
-def default_of(cases: Iterable[CaseResult]) -> CaseResult | None:
+def find_default(cases: Iterable[CaseResult]) -> CaseResult | None:
     """The DDP case that a user gets without settings, else the first DDP case; None without one.
 
     Where communication was measured of some it is one of these: of a watched script its own, no raced cap.
     """
     ddp = [case for case in cases if case.mode == "ddp"]
     ddp = [case for case in ddp if case.exposed_comm_ms is not None] or ddp
-    plain = [case for case in ddp if not case.changed()]
+    plain = [case for case in ddp if not case.list_changed()]
     return next(iter(plain or ddp), None)
 
 
-def compared(
-    pairs: Sequence[tuple[str, str]], typical: Typical, *, units: Mapping[str, int], margin: float
+def compare_pairs(
+    pairs: Sequence[tuple[str, str]], typical: FittedSteps, *, units: Mapping[str, int], margin: float
 ) -> list[Comparison]:
     """Compare the pairs that were measured; all intervals hold at once with 95%. `units` are of a step."""
-    known = [pair for pair in pairs if all(map(typical.num_rounds, pair))]
+    known = [pair for pair in pairs if all(map(typical.count_rounds, pair))]
     return [
         Comparison(
             case_id,
             reference_id,
-            steps.inverted(units[case_id] / units[reference_id]),
+            steps.invert(units[case_id] / units[reference_id]),
             margin,
-            min(typical.num_rounds(case_id), typical.num_rounds(reference_id)),
+            min(typical.count_rounds(case_id), typical.count_rounds(reference_id)),
         )
-        for (case_id, reference_id), steps in zip(known, typical.ratios(known), strict=True)
+        for (case_id, reference_id), steps in zip(known, typical.estimate_ratios(known), strict=True)
     ]
 
 
-def over_eager(comparisons: Iterable[Comparison], cases: Iterable[CaseResult]) -> list[Comparison]:
+def select_compile_comparisons(
+    comparisons: Iterable[Comparison], cases: Iterable[CaseResult]
+) -> list[Comparison]:
     """Those of the comparisons that hold a mode of torch.compile against another."""
     mode = {case.case_id: case.compile for case in cases}
     known = [one for one in comparisons if one.case_id in mode and one.reference_id in mode]
     return [one for one in known if mode[one.case_id] != mode[one.reference_id]]
 
 
-def over_default(comparisons: Iterable[Comparison], cases: Iterable[CaseResult]) -> dict[str, Interval]:
+def compute_speedup_over_default(
+    comparisons: Iterable[Comparison], cases: Iterable[CaseResult]
+) -> dict[str, Interval]:
     """Return by case its rate over that of DDP's default; DP stands below the line in its comparison."""
     known = {case.case_id: case for case in cases}
     found: dict[str, Interval] = {}
@@ -227,9 +231,9 @@ def over_default(comparisons: Iterable[Comparison], cases: Iterable[CaseResult])
         if ours is None or reference is None or ours.variant != reference.variant:
             continue
         if reference.mode == "dp":
-            found[one.case_id] = ONE
-            found[one.reference_id] = one.ratio.inverted()
+            found[one.case_id] = UNIT_RATIO
+            found[one.reference_id] = one.ratio.invert()
         else:
-            found[one.reference_id] = ONE
+            found[one.reference_id] = UNIT_RATIO
             found[one.case_id] = one.ratio
     return found

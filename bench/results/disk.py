@@ -20,23 +20,23 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ..common.errors import UsageError
-from ..common.scratch import scratch_folder
+from ..common.scratch import make_scratch_folder
 
-MOST_JSON_BYTES = 8 * 2**20
+MAX_JSON_BYTES = 8 * 2**20
 """Bytes of a manifest; thousands of ranks take some MiB, parsed 20 times that."""
 
-MOST_TRACE_BYTES = 2 * 2**30
+MAX_TRACE_BYTES = 2 * 2**30
 """Bytes of a trace, not packed; a few steps make some tens of MiB."""
 
-MOST_CSV_BYTES = 2**30
+MAX_CSV_BYTES = 2**30
 """Bytes of a table with rows for each rank; 1,000 cases x 30 rounds x 64 ranks of ten steps take 400 MiB in
 blocks.csv, 9 cases x 1,024 ranks x 66 buckets 75 MiB in buckets.csv.
 """
 
-MOST_TABLE_BYTES = 64 * 2**20
+MAX_TABLE_BYTES = 64 * 2**20
 """Bytes of a table with a row for each case; 20,000 cases take 30 MiB."""
 
-MOST_LINE = 2**22
+MAX_LINE = 2**22
 """Characters of a line of a table; one of thousands of steps or parameters takes some 100,000."""
 
 LOCK = ".lock"
@@ -75,7 +75,7 @@ def _open(path: Path, *, most_bytes: int, follow: bool) -> int:
     except FileNotFoundError:
         raise UsageError(f"{path} is missing; name a folder or file that is whole") from None
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read: {reason(error)}; name a readable file") from None
+        raise UsageError(f"{path} cannot be read: {describe_error(error)}; name a readable file") from None
     size = os.fstat(descriptor).st_size
     if size > most_bytes:
         os.close(descriptor)
@@ -96,7 +96,7 @@ def read_bytes(path: Path, *, most_bytes: int, follow: bool = False) -> bytes:
         with os.fdopen(descriptor, "rb") as file:
             return file.read(most_bytes)
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {reason(error)}; name a readable file") from None
+        raise UsageError(f"{path} cannot be read: {describe_error(error)}; name a readable file") from None
 
 
 def read_text(path: Path, *, most_bytes: int, follow: bool = False) -> str:
@@ -107,7 +107,7 @@ def read_text(path: Path, *, most_bytes: int, follow: bool = False) -> str:
         raise UsageError(f"{path} is no text ({error.reason}); name another file, or restore it") from None
 
 
-def read_json(path: Path, *, most_bytes: int = MOST_JSON_BYTES) -> Any:
+def read_json(path: Path, *, most_bytes: int = MAX_JSON_BYTES) -> Any:
     """The value in a JSON file."""
     return parse_json(read_bytes(path, most_bytes=most_bytes), path)
 
@@ -134,7 +134,7 @@ def replace_file(target: Path, write: Callable[[Path], object]) -> None:
     Only a regular file is replaced, whose mode and owner stay. Raises OSError, also where something else is
     at `target`.
     """
-    before = _regular_file(target)
+    before = _read_status(target)
     part = target.with_name(f".{target.name}-{secrets.token_hex(4)}")
     os.close(
         os.open(
@@ -156,7 +156,7 @@ def replace_file(target: Path, write: Callable[[Path], object]) -> None:
         raise
 
 
-def _regular_file(path: Path) -> os.stat_result | None:
+def _read_status(path: Path) -> os.stat_result | None:
     """Return the status of what `replace_file` may replace; None where nothing is there. Raises OSError."""
     try:
         found = path.lstat()
@@ -191,7 +191,7 @@ def _write_into(stream: Path, write: Callable[[Path], object]) -> None:
         if error.errno == errno.ENXIO:
             raise OSError(errno.ENXIO, "it is a pipe that nobody reads", str(stream)) from None
         raise
-    with os.fdopen(descriptor, "wb") as file, scratch_folder() as folder:
+    with os.fdopen(descriptor, "wb") as file, make_scratch_folder() as folder:
         os.set_blocking(descriptor, True)
         write(folder / "content")
         file.write((folder / "content").read_bytes())
@@ -212,13 +212,13 @@ def make_folder(path: Path) -> None:
         raise OSError(errno.ELOOP, "it is a link", str(path))
 
 
-def reason(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Return the kernel's, or Python's, message about a file."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 @contextlib.contextmanager
-def writable(what: str, kind: str = "folder") -> Iterator[None]:
+def report_write_errors(what: str, kind: str = "folder") -> Iterator[None]:
     """Within it, an OSError is a UsageError: `what` cannot be written."""
     try:
         yield
@@ -243,7 +243,7 @@ class FolderLock:
 
     def __init__(self, folder: Path) -> None:
         self._descriptor: int | None = None
-        with writable(str(folder)):
+        with report_write_errors(str(folder)):
             # Whoever may open it may lock it.
             descriptor = open_regular(folder / LOCK, os.O_RDWR | os.O_CREAT, mode=0o600)
         try:

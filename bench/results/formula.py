@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # they take a second, and `--help` needs the names of metrics alone
-    from ..stats.fit import Typical
+    from ..stats.fit import FittedSteps
     from ..stats.interval import Estimate
     from .case_result import CaseResult
     from .round_times import ByRound, RoundTimes
@@ -31,23 +31,23 @@ class Formula:
     needs_interval: bool = False
     """True where it says nothing without one: few rounds tell little of a difference of differences."""
 
-    def by_round(self, case: CaseResult, times: RoundTimes) -> ByRound:
+    def compute_by_round(self, case: CaseResult, times: RoundTimes) -> ByRound:
         """Return the value of every round that has all of its steps."""
-        found = [times.of_case(case_id).steps(phase) for case_id, phase in self._steps(case)]
+        found = [times.get_case(case_id).get_steps(phase) for case_id, phase in self._list_steps(case)]
         rounds = [r for r in found[0] if all(r in by_round for by_round in found)] if found else ()
         return {r: self.of(case, *(by_round[r] for by_round in found)) for r in rounds}
 
-    def estimate(self, case: CaseResult, typical: Typical) -> Estimate:
+    def estimate(self, case: CaseResult, typical: FittedSteps) -> Estimate:
         """Return the estimate by the fit of a run, not known where it says nothing of the case."""
 
-        def value(log_ms: Iterable[float]) -> float:
+        def compute_value(log_ms: Iterable[float]) -> float:
             found = self.of(case, *map(math.exp, log_ms))
             return math.log(found) if self.is_log else found
 
-        found = typical.estimate(value, *self._steps(case))
-        return typical.estimate(value) if self.needs_interval and math.isnan(found.error) else found
+        found = typical.estimate(compute_value, *self._list_steps(case))
+        return typical.estimate(compute_value) if self.needs_interval and math.isnan(found.error) else found
 
-    def _steps(self, case: CaseResult) -> list[tuple[str, str]]:
+    def _list_steps(self, case: CaseResult) -> list[tuple[str, str]]:
         """Return the case and phase of each step; none where it says nothing of the case."""
         single = case.single
         if not self.when(case) or (SINGLE in self.phases and single is None):

@@ -154,7 +154,7 @@ class State:
         )
         return self.ended in tuple(Completion) and settled
 
-    def take(self, event: Event) -> None:
+    def apply_event(self, event: Event) -> None:
         """Go on by one line. Raises ValueError for what no run writes."""
         match event:
             case Block():
@@ -170,7 +170,7 @@ class State:
                 self._check_place(event.index)
                 self.under_way = event
             case Settled():
-                self._take_outcome(event)
+                self._apply_outcome(event)
             case Retry():
                 self.settled = {i: s for i, s in self.settled.items() if i not in event.indices}
             case Layout():
@@ -185,10 +185,10 @@ class State:
         if index is not None and self.plan and index >= len(self.plan):
             raise ValueError(f"the plan has no case {index}")
 
-    def _take_outcome(self, outcome: Settled) -> None:
+    def _apply_outcome(self, outcome: Settled) -> None:
         self._check_place(outcome.index)
         for name, value in outcome.facts.items():
-            if name not in _CASES or not _CASES[name].allows(value):
+            if name not in _CASES or not _CASES[name].can_hold(value):
                 raise ValueError(f"{name} of a case is not {value!r}")
         self.settled[outcome.index] = outcome
         if outcome.status != "ok" and self.under_way and self.under_way.index == outcome.index:
@@ -201,7 +201,7 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         """Go on with the log of `folder`, cut behind its last whole line. Raises UsageError as `read`."""
         self.path = folder / JOURNAL
-        self.state, end = _state(self.path) if os.path.lexists(self.path) else (State(), 0)
+        self.state, end = _read_state(self.path) if os.path.lexists(self.path) else (State(), 0)
         self._descriptor = open_regular(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         if os.fstat(self._descriptor).st_size > end > 0:
             os.ftruncate(self._descriptor, end)
@@ -219,7 +219,7 @@ class Journal:
                 os.ftruncate(self._descriptor, before)
             raise
         # Round trip: the state must be the one that a reader will find.
-        self.state.take(_event(line))
+        self.state.apply_event(_parse_event(line))
 
     def is_in_place(self) -> bool:
         """Return whether the log has not been removed, and no other is at its place by now."""
@@ -235,12 +235,12 @@ def read(folder: Path) -> State:
     """The state that a folder's log tells. Raises UsageError where there is none, or it is damaged."""
     if not (folder / JOURNAL).is_file():
         raise UsageError(f"{folder} has no {JOURNAL}: no run that could be resumed; name a run's folder")
-    return _state(folder / JOURNAL)[0]
+    return _read_state(folder / JOURNAL)[0]
 
 
 def read_blocks(folder: Path) -> Iterator[Block]:
     """Read the blocks in a folder's log, in the order in which they were measured. Raises as `read`."""
-    return (event for event, _ in _events(folder / JOURNAL) if isinstance(event, Block))
+    return (event for event, _ in _read_events(folder / JOURNAL) if isinstance(event, Block))
 
 
 def has_ended(folder: Path) -> bool:
@@ -251,21 +251,21 @@ def has_ended(folder: Path) -> bool:
         return file.read()[:-1].rpartition(b"\n")[2].startswith(b'{"event": "end"')
 
 
-def _state(path: Path) -> tuple[State, int]:
+def _read_state(path: Path) -> tuple[State, int]:
     """Read the state that a log tells, and where the last whole line ends."""
     state, end = State(), 0
-    for number, (event, behind) in enumerate(_events(path), start=1):
+    for number, (event, behind) in enumerate(_read_events(path), start=1):
         try:
-            state.take(event)
+            state.apply_event(event)
         except ValueError as error:
-            raise _damaged(path, number, error) from None
+            raise _make_damage_error(path, number, error) from None
         end = behind
     if state.version != VERSION:
         raise UsageError(f"{path} is of another version; go on with the ddp-bench that began the run")
     return state, end
 
 
-def _events(path: Path) -> Iterator[tuple[Event, int]]:
+def _read_events(path: Path) -> Iterator[tuple[Event, int]]:
     """Read each event of a log, and where its line ends; what a crash left behind the last is passed over."""
     end = number = 0
     cut: UsageError | None = None
@@ -273,21 +273,21 @@ def _events(path: Path) -> Iterator[tuple[Event, int]]:
         while line := text.buffer.readline(MAX_LINE_BYTES):
             number, end = number + 1, end + len(line)
             if len(line) == MAX_LINE_BYTES:
-                raise _damaged(path, number, "longer than any that a run writes")
+                raise _make_damage_error(path, number, "longer than any that a run writes")
             try:
-                event = _event(line)
+                event = _parse_event(line)
             except json.JSONDecodeError as error:
-                cut = cut or _damaged(path, number, error)
+                cut = cut or _make_damage_error(path, number, error)
                 continue
             except (msgspec.ValidationError, RecursionError, TypeError, ValueError, ArithmeticError) as error:
-                raise _damaged(path, number, error) from None
+                raise _make_damage_error(path, number, error) from None
             if cut is not None:
                 raise cut
             if line.endswith(b"\n"):
                 yield event, end
 
 
-def _event(line: bytes) -> Event:
+def _parse_event(line: bytes) -> Event:
     """The event on a line. Raises ValueError, of which `json.JSONDecodeError` says that it is no JSON."""
     try:
         return _DECODER.decode(line)
@@ -296,5 +296,5 @@ def _event(line: bytes) -> Event:
         return event
 
 
-def _damaged(path: Path, number: int, error: object) -> UsageError:
+def _make_damage_error(path: Path, number: int, error: object) -> UsageError:
     return UsageError(f"{path} line {number} is damaged ({error}); restore it, or start anew")

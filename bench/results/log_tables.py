@@ -9,13 +9,19 @@ from functools import cached_property
 import pandas as pd
 
 from ..machine.manifest import Manifest
-from ..plan.settings import IMAGES, OWN_PRECISIONS
-from ..stats.fit import Typical
-from .aggregate import Outcome, allreduce_rows, bucket_rows, case_rows, identity
+from ..plan.settings import IMAGES, PARAMETER_PRECISIONS
+from ..stats.fit import FittedSteps
+from .aggregate import (
+    CaseOutcome,
+    describe_planned_case,
+    make_allreduce_rows,
+    make_bucket_rows,
+    make_case_rows,
+)
 from .blocks import Block
 from .case_result import CaseResult
-from .columns import ALLREDUCE, BY_PLAN, COMPARISONS, NOT_REACHED, typed_frame
-from .comparisons import Comparison, compared, pairs_of
+from .columns import ALLREDUCE, BY_PLAN, COMPARISONS, NOT_REACHED, make_frame
+from .comparisons import Comparison, compare_pairs, list_pairs
 from .journal import Settled, State
 from .round_times import RoundTimes
 from .run_folder import RunWriter
@@ -32,21 +38,21 @@ class LogTables:
     state: State
     times: RoundTimes
 
-    def pairs(self) -> list[tuple[str, str]]:
+    def list_pairs(self) -> list[tuple[str, str]]:
         """The pairs to compare; a case whose bucket layout another has stands for nothing."""
         skipped = {index for index, known in self.state.settled.items() if known.status == "skipped"}
         plan = [p for i, p in enumerate(self.state.plan) if p.skip_reason is None and i not in skipped]
-        return pairs_of(CaseResult.of(identity(Outcome(p))) for p in plan)
+        return list_pairs(CaseResult.from_row(describe_planned_case(CaseOutcome(p))) for p in plan)
 
     @cached_property
-    def _typical(self) -> Typical:
-        return self.times.fitted()
+    def _typical(self) -> FittedSteps:
+        return self.times.fit_steps()
 
     @cached_property
     def comparisons(self) -> list[Comparison]:
         """Return the comparisons that the run answers."""
         units = {p.case.case_id: p.case.units_per_step for p in self.state.plan}
-        return compared(self.pairs(), self._typical, units=units, margin=self.manifest.margin)
+        return compare_pairs(self.list_pairs(), self._typical, units=units, margin=self.manifest.margin)
 
     @cached_property
     def cases(self) -> pd.DataFrame:
@@ -56,23 +62,25 @@ class LogTables:
             "started_at": self.manifest.created_utc,
             "torch_version": self.manifest.versions.get("torch"),
         }
-        own = OWN_PRECISIONS.get(self.manifest.model.dtype or "")
+        own = PARAMETER_PRECISIONS.get(self.manifest.model.dtype or "")
         if own and self.manifest.settings.precision in ("fp32", "tf32"):
             run["precision"] = own
-        return case_rows(self._outcomes(), self.times, self.comparisons, run=run, typical=self._typical)
+        return make_case_rows(
+            self._collect_outcomes(), self.times, self.comparisons, run=run, typical=self._typical
+        )
 
-    def _outcomes(self) -> list[Outcome]:
-        measured = self.times.step_ms("timed").keys()
+    def _collect_outcomes(self) -> list[CaseOutcome]:
+        measured = self.times.collect_step_ms("timed").keys()
         found = []
         for index, planned in enumerate(self.state.plan):
             known = self.state.settled.get(index) or Settled(index=index, status="ok")
             if planned.skip_reason:
-                found.append(Outcome(planned, "skipped", planned.skip_reason, {"reason_code": BY_PLAN}))
+                found.append(CaseOutcome(planned, "skipped", planned.skip_reason, {"reason_code": BY_PLAN}))
             elif known.status == "ok" and planned.case.case_id not in measured:
                 not_reached = {**known.facts, "reason_code": NOT_REACHED}
-                found.append(Outcome(planned, "skipped", NOT_REACHED_REASON, not_reached))
+                found.append(CaseOutcome(planned, "skipped", NOT_REACHED_REASON, not_reached))
             else:
-                found.append(Outcome(planned, known.status, known.reason, known.facts))
+                found.append(CaseOutcome(planned, known.status, known.reason, known.facts))
         return found
 
     def write(self, writer: RunWriter, blocks: Iterable[Block]) -> None:
@@ -81,10 +89,10 @@ class LogTables:
         curves = [
             row
             for curve in self.state.curves.values()
-            for row in allreduce_rows(curve.num_ranks, curve.backend, dict(curve.times_ms))
+            for row in make_allreduce_rows(curve.num_ranks, curve.backend, dict(curve.times_ms))
         ]
         writer.write_blocks(blocks)
-        writer.replace("buckets.csv", bucket_rows(self.state.layouts, self.times))
-        writer.replace("allreduce.csv", typed_frame(curves, ALLREDUCE))
-        writer.replace("comparisons.csv", typed_frame((c.row(unit) for c in self.comparisons), COMPARISONS))
+        writer.replace("buckets.csv", make_bucket_rows(self.state.layouts, self.times))
+        writer.replace("allreduce.csv", make_frame(curves, ALLREDUCE))
+        writer.replace("comparisons.csv", make_frame((c.to_row(unit) for c in self.comparisons), COMPARISONS))
         writer.replace("cases.csv", self.cases)

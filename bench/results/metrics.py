@@ -7,11 +7,19 @@ name, else from the facts of a prepared case (`bench/run/case_facts.py`).
 from __future__ import annotations
 
 from ..common.numbers import TIMES
-from .columns import ESTIMATORS, EXPOSED_COMM, Column, Metric, number_column, text_column, with_ends
+from .columns import (
+    ESTIMATORS,
+    EXPOSED_COMM,
+    Column,
+    Metric,
+    declare_interval_columns,
+    declare_number_column,
+    declare_text_column,
+)
 from .formula import SINGLE, Formula
 
 SPEED: tuple[Column, ...] = (
-    *with_ends(
+    *declare_interval_columns(
         "step_ms",
         "typical step of the longest rank, fitted over rounds: see docs/measuring.md",
         kind=Metric,
@@ -19,29 +27,29 @@ SPEED: tuple[Column, ...] = (
         formula=Formula(lambda _, ms: ms),
         gated=False,
     ),
-    *with_ends(
+    *declare_interval_columns(
         "images_per_s",
         "units per second (images for image models): `global_batch` x `units_per_sample` / `step_ms`, the "
         "typical rate",
         kind=Metric,
         above=0,
-        formula=Formula(lambda case, ms: case.rate(ms)),
+        formula=Formula(lambda case, ms: case.compute_rate(ms)),
         shown="Throughput = global batch over the step of the slowest rank",
         higher_is_better=True,
     ),
-    number_column(
+    declare_number_column(
         "images_per_s_sustained",
         "units of all timed blocks / time of their longest ranks: slow steps included",
         above=0,
-        value=lambda case, times: case.rate(times.timed_ms) * times.num_steps,
+        value=lambda case, times: case.compute_rate(times.timed_ms) * times.num_steps,
         shown="Throughput, pauses included",
     ),
     *(
-        number_column(
+        declare_number_column(
             f"step_ms_p{percent}",
             meaning,
             above=0,
-            value=lambda _, times, percent=percent: times.percentile_ms(percent),
+            value=lambda _, times, percent=percent: times.compute_percentile_ms(percent),
             shown=shown,
         )
         for percent, shown, meaning in (
@@ -57,25 +65,28 @@ SPEED: tuple[Column, ...] = (
         "whether its speed-up compares: it shares no devices and is no stand-in for DP",
         value=lambda case, _: case.is_ranked,
     ),
-    *with_ends(
+    *declare_interval_columns(
         "speedup",
         "`images_per_s` over that of `single` with as large a batch, compiled alike",
         kind=Metric,
         above=0,
         formula=Formula(
-            lambda case, ms, single_ms: case.rate(ms) / case.single.rate(single_ms), ("timed", SINGLE)
+            lambda case, ms, single_ms: case.compute_rate(ms) / case.single.compute_rate(single_ms),
+            ("timed", SINGLE),
         ),
         shown=f"Speed-up ({TIMES}) = throughput over that of “single”, the plain module on one device",
         higher_is_better=True,
         written="{:.3f}" + TIMES,
     ),
-    *with_ends(
+    *declare_interval_columns(
         "efficiency",
         "speed-up / devices",
         kind=Metric,
         above=0,
         formula=Formula(
-            lambda case, ms, single_ms: case.rate(ms) / case.single.rate(single_ms) / case.num_devices,
+            lambda case, ms, single_ms: (
+                case.compute_rate(ms) / case.single.compute_rate(single_ms) / case.num_devices
+            ),
             ("timed", SINGLE),
             when=lambda case: case.has_efficiency,
         ),
@@ -84,28 +95,30 @@ SPEED: tuple[Column, ...] = (
         gated=False,  # its change is that of speed-up
         written="{:.1%}",
     ),
-    *with_ends("forward_ms", "forward and loss per step, from the anatomy pass"),
-    *with_ends("backward_ms", "backward per step, from the anatomy pass; includes exposed communication"),
-    *with_ends("optimizer_ms", "optimizer step and `zero_grad`, from the anatomy pass"),
-    *with_ends("data_ms", "fetching the batch, from the anatomy pass"),
-    *with_ends(
+    *declare_interval_columns("forward_ms", "forward and loss per step, from the anatomy pass"),
+    *declare_interval_columns(
+        "backward_ms", "backward per step, from the anatomy pass; includes exposed communication"
+    ),
+    *declare_interval_columns("optimizer_ms", "optimizer step and `zero_grad`, from the anatomy pass"),
+    *declare_interval_columns("data_ms", "fetching the batch, from the anatomy pass"),
+    *declare_interval_columns(
         "comm_ms",
         "what a step sends, DDP's buffers and then its buckets, back to back with no compute beside it",
         formula=Formula(lambda _, ms: ms, ("comm",)),
         shown="Communication alone =",
     ),
-    *with_ends(
+    *declare_interval_columns(
         "buffers_ms",
         "the part of `comm_ms` that broadcasts DDP's buffers; empty where it sends none",
         shown="Buffers = the part of it that broadcasts DDP's buffers",
     ),
-    *with_ends(
+    *declare_interval_columns(
         "no_sync_step_ms",
         "the step under no_sync: compute, optimizer and batch",
         formula=Formula(lambda _, ms: ms, ("no_sync",)),
         shown="Step without synchronising =",
     ),
-    *with_ends(
+    *declare_interval_columns(
         EXPOSED_COMM,
         "time that communication adds to a step: the step minus the same step without "
         "synchronising, in the same round",
@@ -116,7 +129,7 @@ SPEED: tuple[Column, ...] = (
         written="{:,.2f} ms",
         in_parts_of="step_ms",
     ),
-    *with_ends(
+    *declare_interval_columns(
         "exposed_comm_pct",
         "share of the step that communication adds, to compare models and machines by",
         formula=Formula(
@@ -124,7 +137,7 @@ SPEED: tuple[Column, ...] = (
         ),
         shown="Exposed share =",
     ),
-    text_column(
+    declare_text_column(
         "exposed_by",
         "how `exposed_comm_ms` is estimated: `no_sync` of a run (empty in older ones), `probes` of a watched "
         "training, whose buckets were held back; the gate compares only like with like",
@@ -133,7 +146,7 @@ SPEED: tuple[Column, ...] = (
         "no_sync; probes: it is one whose buckets were held back until the last was ready, less what they "
         "then took",
     ),
-    *with_ends(
+    *declare_interval_columns(
         "hidden_pct",
         "100 x (1 - exposed / comm); below 0 where it adds more than it takes alone",
         formula=Formula(
@@ -141,42 +154,42 @@ SPEED: tuple[Column, ...] = (
             ("timed", "no_sync", "comm"),
             is_log=False,
             # SyncBatchNorm's messages are exposed, and not among the buckets that `comm_ms` is of.
-            when=lambda case: case.setting("sync_batchnorm") != "True",
+            when=lambda case: case.get_setting("sync_batchnorm") != "True",
             needs_interval=True,
         ),
         shown=f"Overlap = 100 {TIMES} (1 - exposed / communication alone); none where it adds more "
         "than it takes alone, all where it adds nothing, empty where it is not known to 50 points",
     ),
-    *with_ends(
+    *declare_interval_columns(
         "overlap_trace_pct",
         "time in which both compute and communication run, over the time communication runs, per "
         "rank; unlike “Overlap” it counts compute that communication slows, and waiting for other ranks",
         ends=(0, 100),
         shown="Communication-computation overlap =",
     ),
-    *with_ends(
+    *declare_interval_columns(
         "overlap_window_pct",
         "DDP's own logger: the part of its communication window that lies inside the backward",
         ends=(0, 100),
         shown="Overlap, DDP window =",
     ),
-    *with_ends(
+    *declare_interval_columns(
         "compute_slowdown",
         "time to the last gradient beside communication, over the same time without it",
         shown=f"Compute slow-down ({TIMES}) =",
     ),
-    *with_ends(
+    *declare_interval_columns(
         "bubble_pct",
         "`partition`, `pipeline`: share of the stages' time in which they wait",
         shown="Bubble = the share of the stages' time in which they wait for each other",
     ),
-    *with_ends(
+    *declare_interval_columns(
         "anatomy_slowdown_pct",
         "how much slower the instrumented step is than the timed one",
         value=lambda _, times: {
-            r: 100 * (ms / times.steps()[r] - 1)
-            for r, ms in times.steps("anatomy").items()
-            if r in times.steps()
+            r: 100 * (ms / times.get_steps()[r] - 1)
+            for r, ms in times.get_steps("anatomy").items()
+            if r in times.get_steps()
         },
         shown="Cost of instruments = how much slower they make the step",
     ),

@@ -45,7 +45,7 @@ class Scaling:
     efficiency: Interval
     """Fraction of the plain module's throughput on one GPU that each GPU reaches."""
 
-    def compares_with(self, other: Scaling) -> bool:
+    def can_compare(self, other: Scaling) -> bool:
         """Return whether all is alike but the kind of 16 bits, and the batches are near each other."""
         ratio = self.batch / other.batch
         return self._kind == other._kind and 1 / MAX_BATCH_RATIO <= ratio <= MAX_BATCH_RATIO
@@ -53,7 +53,7 @@ class Scaling:
     @property
     def model(self) -> str:
         """Name the model of GPU: `A100`, `RTX 3090`."""
-        return gpu_model(self.gpu)
+        return name_gpu_model(self.gpu)
 
     @property
     def _kind(self) -> tuple[object, ...]:
@@ -62,19 +62,19 @@ class Scaling:
         return self.arch, self.image_size, model, self.num_gpus, self.num_nodes, precision
 
 
-def gpu_model(name: str) -> str:
+def name_gpu_model(name: str) -> str:
     """Reduce the name that the driver has for a GPU to its model; on PCIe it is another than on SXM."""
     return " ".join(_NOT_THE_MODEL.sub(" ", name).split())
 
 
 @functools.cache
-def published_scalings() -> tuple[Scaling, ...]:
+def read_published() -> tuple[Scaling, ...]:
     """Read the rows of `published.csv` with a rate of the plain module on one GPU."""
     with ROWS.open(encoding="utf-8", newline="") as file:
-        return tuple(_of_row(row) for row in csv.DictReader(file) if row["single"])
+        return tuple(_parse_row(row) for row in csv.DictReader(file) if row["single"])
 
 
-def _of_row(row: dict[str, str]) -> Scaling:
+def _parse_row(row: dict[str, str]) -> Scaling:
     num_gpus = int(row["gpus"])
     efficiency = float(row["published"]) / num_gpus / float(row["single"])
     return Scaling(
@@ -90,7 +90,7 @@ def _of_row(row: dict[str, str]) -> Scaling:
     )
 
 
-def scalings_of(run: RunData, source: str = "") -> list[Scaling]:
+def list_scalings(run: RunData, source: str = "") -> list[Scaling]:
     """Return what eager DDP without settings reached under weak scaling, on GPUs that no ranks share.
 
     Empty for a user's own model: others have another of that name.
@@ -111,7 +111,7 @@ def scalings_of(run: RunData, source: str = "") -> list[Scaling]:
         )
         for case in run.results
         if (case.mode, case.device_type, case.compile, case.scaling) == ("ddp", "cuda", "off", "weak")
-        and (case.is_ok and case.is_ranked and not case.changed())
+        and (case.is_ok and case.is_ranked and not case.list_changed())
         and (case.device_name and case.image_size and case.batch_per_device)
         # An interval of few rounds is NaN.
         and (case.efficiency and case.efficiency.low > 0)

@@ -11,15 +11,15 @@ from typing import Any
 import msgspec
 import pandas as pd
 
-from ..common.cli import command
+from ..common.cli import format_command
 from ..common.errors import UsageError
-from ..common.process import uninterrupted
-from ..plan.sweep import Planned, plan_hash
-from ..stats.fit import FITTED
-from .aggregate import rate_half_widths
+from ..common.process import hold_signals
+from ..plan.sweep import Planned, hash_plan
+from ..stats.fit import FITTED_PHASES
+from .aggregate import compute_rate_half_widths
 from .blocks import Block
-from .columns import storable
-from .commands import resume_command
+from .columns import make_storable
+from .commands import write_resume_command
 from .comparisons import Comparison
 from .disk import remove_unfinished
 from .journal import PLAN_CASES, VERSION, Curve, End, Event, Journal, Plan, Settled, UnderWay, read_blocks
@@ -27,7 +27,7 @@ from .log_tables import LogTables
 from .round_times import RoundTimes
 from .run_folder import RUN_FILES, RunWriter
 from .store import read_manifest
-from .tables import readable
+from .tables import report_read_errors
 
 BlockKey = tuple[str, str, int]
 """A block: case id, phase, round."""
@@ -52,9 +52,9 @@ class Recorder:
         """End of the last block, in seconds since the run began."""
         self.manifest = read_manifest(self.folder)
         """The manifest as it is on disk."""
-        with readable(journal.path):
+        with report_read_errors(journal.path):
             for block in read_blocks(self.folder):
-                self._take(block)
+                self._add_block(block)
         self.refresh()
 
     @classmethod
@@ -72,7 +72,7 @@ class Recorder:
             journal = Journal(folder)
             if not journal.state.plan:
                 raise UsageError(f"{journal.path} tells of no plan: its first line is damaged; restore it")
-            if plan_hash(journal.state.plan) != read_manifest(folder).plan_hash:
+            if hash_plan(journal.state.plan) != read_manifest(folder).plan_hash:
                 raise UsageError(f"{journal.path} tells of another plan than manifest.json; restore both")
             remove_unfinished(folder, RUN_FILES)
         except OSError as error:
@@ -89,7 +89,7 @@ class Recorder:
         """Seconds of rounds: all launches of the workers, without their start-up."""
         return sum(ended_s - begun_s for begun_s, ended_s in self._rounds_of.values())
 
-    def measured(self) -> frozenset[BlockKey]:
+    def list_measured(self) -> frozenset[BlockKey]:
         """Every block on disk, of every phase."""
         return frozenset(
             (case_id, phase, round_index)
@@ -101,18 +101,18 @@ class Recorder:
     @property
     def rounds(self) -> int:
         """The last round with a timed block."""
-        return max((r for rounds in self.times.step_ms("timed").values() for r in rounds), default=0)
+        return max((r for rounds in self.times.collect_step_ms("timed").values() for r in rounds), default=0)
 
-    def note(self, index: int | None, what: str, curve: tuple[int, str] | None = None) -> None:
+    def record_start(self, index: int | None, what: str, curve: tuple[int, str] | None = None) -> None:
         """Note what is under way from now on, for whoever has to tell how this process ended.
 
         Not synced: it must survive this process, not the machine.
         """
-        self.log(UnderWay(what=what, index=index, curve=curve), sync=False)
+        self.append_event(UnderWay(what=what, index=index, curve=curve), sync=False)
 
-    def log(self, event: Event, *, sync: bool = True) -> None:
+    def append_event(self, event: Event, *, sync: bool = True) -> None:
         """Append to the log."""
-        with self._writing():
+        with self._report_write_errors():
             self.journal.write(event, sync=sync)
 
     def set_outcome(
@@ -120,44 +120,44 @@ class Recorder:
     ) -> None:
         """Status of case `index`; facts are added to those known."""
         old = self.journal.state.settled.get(index)
-        told = {n: storable(v) if isinstance(v, float) else v for n, v in (facts or {}).items()}
+        told = {n: make_storable(v) if isinstance(v, float) else v for n, v in (facts or {}).items()}
         known = {**(old.facts if old else {}), **told}
-        self.log(Settled(index=index, status=status, reason=reason, facts=known))
+        self.append_event(Settled(index=index, status=status, reason=reason, facts=known))
 
     def add_failure(self, case_id: str, text: str) -> Path:
         """Keep what the ranks say of a failure of a case; the file, which has those before, too."""
-        with self._writing():
+        with self._report_write_errors():
             return self.writer.append_failure(case_id, text)
 
     def add_block(self, *what: Any) -> None:
-        """A block of these workers; `what` as in `Block.of_times`."""
-        block = Block.of_times(self.launch, *what)
-        self.log(block)
-        self._take(block)
+        """A block of these workers; `what` as in `Block.from_times`."""
+        block = Block.from_times(self.launch, *what)
+        self.append_event(block)
+        self._add_block(block)
 
-    def _take(self, block: Block) -> None:
+    def _add_block(self, block: Block) -> None:
         self.times.add(block)
         longest_s = max(block.block_ms) / 1000
         self.elapsed_s = max(self.elapsed_s, block.started_s + longest_s)
         if block.phase != "warmup":
             begun_s, _ = self._rounds_of.setdefault(block.launch, (block.started_s, 0.0))
             self._rounds_of[block.launch] = begun_s, self.elapsed_s
-        if block.phase in FITTED:
+        if block.phase in FITTED_PHASES:
             self.timed_s += longest_s
 
     def add_trace(self, case_id: str, rank: int, trace: bytes) -> None:
         """A gzipped Chrome trace of one rank; a later one of the same case replaces it."""
-        with self._writing():
+        with self._report_write_errors():
             self.writer.write_trace(f"{case_id}-rank{rank}.json.gz", trace)
 
     def add_allreduce(self, num_ranks: int, backend: str, times_ms: Mapping[int, Sequence[float]]) -> None:
         """Times of the all-reduce by itself, by message size in bytes; none where it failed."""
         times = tuple((size, tuple(found)) for size, found in times_ms.items())
-        self.log(Curve(num_ranks=num_ranks, backend=backend, times_ms=times))
+        self.append_event(Curve(num_ranks=num_ranks, backend=backend, times_ms=times))
 
-    def pairs(self) -> list[tuple[str, str]]:
+    def list_pairs(self) -> list[tuple[str, str]]:
         """The pairs to compare."""
-        return self._tables.pairs()
+        return self._tables.list_pairs()
 
     @property
     def cases(self) -> pd.DataFrame:
@@ -176,41 +176,41 @@ class Recorder:
     def write(self) -> pd.DataFrame:
         """Write all tables, made anew; the one of cases. Between rounds the log has all that they hold."""
         self.refresh()
-        with self._writing():
+        with self._report_write_errors():
             self._tables.write(self.writer, read_blocks(self.folder))
         return self.cases
 
-    def tell(self, **facts: Any) -> None:
+    def update_manifest(self, **facts: Any) -> None:
         """Replace fields of manifest.json."""
         manifest = msgspec.structs.replace(self.manifest, **facts)
-        with self._writing():
+        with self._report_write_errors():
             self.writer.write_manifest(manifest)
         self.manifest = manifest
 
     def close(self, because: str) -> None:
         """Write why the run ended, and close its files."""
-        self.log(End(because=because))
+        self.append_event(End(because=because))
         self.journal.close()
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _report_write_errors(self) -> Iterator[None]:
         try:
-            with uninterrupted():
+            with hold_signals():
                 if not self.journal.is_in_place():
                     raise FileNotFoundError
                 yield
         except OSError as error:
             if not self.journal.state.attempts:  # there is nothing of a run that could be kept
                 raise
-            resume = resume_command(self.manifest, self.folder)
+            resume = write_resume_command(self.manifest, self.folder)
             kept = f"every block finished before is kept: make room, then {resume}"
             why = f"cannot be written: {error.strerror}; {kept}"
             if isinstance(error, FileNotFoundError):
-                how = f"if renamed, {command('run')} --resume with its new name goes on"
+                how = f"if renamed, {format_command('run')} --resume with its new name goes on"
                 why = f"has been removed or renamed during the run; {how}"
             raise UsageError(f"{self.folder} {why}") from None
 
-    def half_width(self) -> float:
+    def compute_half_width(self) -> float:
         """The widest throughput interval as last refreshed, a fraction; NaN where one is unknown."""
-        widths = rate_half_widths(self.cases, with_single=True).values()
+        widths = compute_rate_half_widths(self.cases, with_single=True).values()
         return math.nan if any(map(math.isnan, widths)) else max(widths, default=math.nan)

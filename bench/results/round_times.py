@@ -18,10 +18,10 @@ import numpy as np
 import pandas as pd
 
 from ..machine.gpus import ClockReason
-from ..stats.fit import FITTED, Typical
+from ..stats.fit import FITTED_PHASES, FittedSteps
 from ..stats.interval import Samples
 from .block_times import DEVICE_ALLOCS, GPUS
-from .blocks import Block, blocks_of
+from .blocks import Block, group_blocks
 from .case_columns import CASES
 
 ByRound: TypeAlias = dict[int, float]
@@ -31,7 +31,7 @@ MOMENTS = ("ready_ms", "start_ms", "done_ms")
 _COLUMNS = frozenset(column.name for column in CASES)
 _OF_GPUS = {column.name: column.of_gpus for column in CASES if column.of_gpus}
 
-WAITED = "waited_ms"
+WAIT_KEY = "waited_ms"
 """Key in the detail of a `no_sync` block: the part of a step in which its rank waited for others."""
 
 
@@ -66,7 +66,7 @@ class CaseTimes:
         self.step_ms.setdefault(phase, {})[round_index] = max(per_step)
         if phase == "no_sync":
             # Where no rank waits for another, but in a watched script's own collectives.
-            waited = [float(told.get(WAITED, 0.0)) for told in details] or [0.0] * len(per_step)
+            waited = [float(told.get(WAIT_KEY, 0.0)) for told in details] or [0.0] * len(per_step)
             own_ms = [ms - others for ms, others in zip(per_step, waited, strict=True)]
             slowest = max(own_ms)
             self.details.setdefault("rank_skew_ms", {})[round_index] = slowest - min(own_ms)
@@ -110,24 +110,24 @@ class CaseTimes:
             for why, percent in dict(did.get("throttled_by_pct", {})).items():
                 self.throttled_by[why] += float(percent)
 
-    def steps(self, phase: str = "timed") -> ByRound:
+    def get_steps(self, phase: str = "timed") -> ByRound:
         """Return the step times of blocks of a phase."""
         return self.step_ms.get(phase, {})
 
-    def of(self, column: str) -> ByRound:
+    def get_values(self, column: str) -> ByRound:
         """Return the values that details of blocks have of a column of cases.csv."""
         return self.details.get(column, {})
 
-    def throttle_reasons(self) -> str | None:
+    def name_throttle_reasons(self) -> str | None:
         """Name what held clocks down, the most frequent first; None where nothing did."""
         known = [why for why in ClockReason if why in self.throttled_by]
         return ", ".join(sorted(known, key=lambda why: -self.throttled_by[why])) or None
 
-    def slowest_rank(self) -> int | None:
+    def find_slowest_rank(self) -> int | None:
         """The rank that most often took longest, the lowest of several; None without a `no_sync` block."""
         return min(self.slowest, key=lambda rank: (-self.slowest[rank], rank), default=None)
 
-    def percentile_ms(self, percent: float) -> float:
+    def compute_percentile_ms(self, percent: float) -> float:
         """Percentile of the timed steps, to six significant digits; NaN without any.
 
         Also the 99th of fewer than 100.
@@ -137,7 +137,7 @@ class CaseTimes:
             return math.nan
         return float(f"{np.percentile(steps, percent):.6g}")
 
-    def bucket_moments(self, num_buckets: int) -> dict[int, dict[str, Samples]]:
+    def collect_bucket_moments(self, num_buckets: int) -> dict[int, dict[str, Samples]]:
         """Return by rank and name a row per block and a column per bucket; other layouts are left out."""
         found: dict[int, dict[str, Samples]] = {}
         for rank, names in self.moments.items():
@@ -156,20 +156,22 @@ class RoundTimes:
             self.add(block)
 
     @classmethod
-    def of(cls, frame: pd.DataFrame) -> RoundTimes:
+    def from_frame(cls, frame: pd.DataFrame) -> RoundTimes:
         """From a loaded blocks.csv."""
-        return cls(blocks_of(frame))
+        return cls(group_blocks(frame))
 
     def add(self, block: Block) -> None:
         self.cases.setdefault(block.case_id, CaseTimes()).add(block)
 
-    def of_case(self, case_id: str) -> CaseTimes:
+    def get_case(self, case_id: str) -> CaseTimes:
         return self.cases.get(case_id) or CaseTimes()
 
-    def step_ms(self, phase: str) -> dict[str, ByRound]:
+    def collect_step_ms(self, phase: str) -> dict[str, ByRound]:
         """Milliseconds per step of every case that has such blocks, by round: the longest rank's."""
         return {name: case.step_ms[phase] for name, case in self.cases.items() if phase in case.step_ms}
 
-    def fitted(self) -> Typical:
+    def fit_steps(self) -> FittedSteps:
         """The typical step times of all cases, of one fit."""
-        return Typical({(c, p): rounds for p in FITTED for c, rounds in self.step_ms(p).items()})
+        return FittedSteps(
+            {(c, p): rounds for p in FITTED_PHASES for c, rounds in self.collect_step_ms(p).items()}
+        )

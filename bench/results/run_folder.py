@@ -16,38 +16,38 @@ from ..common.errors import UsageError
 from ..machine.manifest import MANIFEST, Manifest
 from .blocks import Block
 from .case_columns import FILES
-from .disk import LOCK, append, make_folder, open_regular, replace_file, writable, write_file
+from .disk import LOCK, append, make_folder, open_regular, replace_file, report_write_errors, write_file
 from .journal import JOURNAL
-from .tables import table_bytes, write_block_table
+from .tables import encode_table, write_block_table
 
 CALIBRATION = "calibration.json"
 FAILURES = "failures"
 """Folder of what is kept of failed cases."""
 
-MOST_FAILURE_BYTES = 4 * 2**20
+MAX_FAILURE_BYTES = 4 * 2**20
 """Limit of one case's file: hundreds of failures of a few ranks, or one of a hundred ranks."""
 
-_MOST_NAME = 150
+_MAX_NAME = 150
 """Characters of a file's name before its ending; file systems take 255 bytes."""
 
 RUN_FILES = frozenset({*FILES, MANIFEST, JOURNAL, CALIBRATION, LOCK})
 """Files of a results folder that cannot be made again, by name: no command writes its output over one."""
 
 
-def failure_file(case_id: str) -> str:
+def name_failure_file(case_id: str) -> str:
     """Name, within a run's folder, of the file that keeps the failures of a case."""
     safe = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "-" for c in case_id).lstrip(".")
-    if safe != case_id or not 0 < len(safe) <= _MOST_NAME:
-        safe = f"{safe[:_MOST_NAME]}-{hashlib.sha256(case_id.encode(errors='replace')).hexdigest()[:8]}"
+    if safe != case_id or not 0 < len(safe) <= _MAX_NAME:
+        safe = f"{safe[:_MAX_NAME]}-{hashlib.sha256(case_id.encode(errors='replace')).hexdigest()[:8]}"
     return f"{FAILURES}/{safe}.txt"
 
 
-def shown(path: Path) -> str:
+def format_path(path: Path) -> str:
     """A path for the terminal: relative to the current folder where it lies below it."""
     return os.path.relpath(path) if path.resolve().is_relative_to(Path.cwd()) else str(path)
 
 
-def default_folder(*, host: str, name: str) -> Path:
+def name_default_folder(*, host: str, name: str) -> Path:
     """`results/<UTC time>-<host>-<name>`."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     safe_host = "".join(c if c.isalnum() or c in "-_" else "-" for c in host) or "host"
@@ -60,7 +60,7 @@ def check_claimable(folder: Path, *, option: str = "--out") -> None:
         is_run = any((parent / name).is_file() for name in (JOURNAL, "cases.csv"))
         if is_run and (parent / MANIFEST).is_file():
             raise UsageError(f"{option} {folder} is inside the results of {parent}; name a folder elsewhere")
-    with writable(f"{option} {folder}"):
+    with report_write_errors(f"{option} {folder}"):
         if folder.exists() and any(folder.iterdir()):
             raise UsageError(f"{option} {folder} already holds a run or other files; name a new folder")
         place = next(p for p in (folder, *folder.absolute().parents) if p.exists())
@@ -69,21 +69,21 @@ def check_claimable(folder: Path, *, option: str = "--out") -> None:
 
 
 @contextlib.contextmanager
-def claimed(folder: Path) -> Iterator[Path]:
+def claim_folder(folder: Path) -> Iterator[Path]:
     """Make `folder` this run's own; undone where the run cannot be begun within.
 
     Raises UsageError, with the reason, if it holds anything or cannot be written.
     """
     check_claimable(folder)
     is_new = not folder.exists()
-    with writable(f"--out {folder}"):
+    with report_write_errors(f"--out {folder}"):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / MANIFEST).touch(exist_ok=False)
         except FileExistsError:
             raise UsageError(f"--out {folder} is a file or another run's folder; name a new folder") from None
     try:
-        with writable(f"--out {folder}"):
+        with report_write_errors(f"--out {folder}"):
             yield folder
     except UsageError:
         for name in RUN_FILES:
@@ -110,14 +110,14 @@ class RunWriter:
 
     def append_failure(self, case_id: str, text: str) -> Path:
         """Append to the file of a case in `failures/`, which begins anew where it has become too long."""
-        path = self.folder / failure_file(case_id)
+        path = self.folder / name_failure_file(case_id)
         make_folder(path.parent)
         content = text.encode("utf-8", errors="backslashreplace")
         descriptor = open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
-            if os.fstat(descriptor).st_size + len(content) > MOST_FAILURE_BYTES:
+            if os.fstat(descriptor).st_size + len(content) > MAX_FAILURE_BYTES:
                 os.ftruncate(descriptor, 0)
-            append(descriptor, content[:MOST_FAILURE_BYTES])
+            append(descriptor, content[:MAX_FAILURE_BYTES])
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -129,10 +129,10 @@ class RunWriter:
 
     def replace(self, name: str, rows: pd.DataFrame) -> None:
         """Replace a table as a whole, so that a reader never sees half of it."""
-        replace_file(self.folder / name, lambda path: path.write_bytes(table_bytes(rows)))
+        replace_file(self.folder / name, lambda path: path.write_bytes(encode_table(rows)))
 
     def write_manifest(self, manifest: Manifest) -> None:
-        replace_file(self.folder / MANIFEST, lambda path: path.write_bytes(manifest.as_json()))
+        replace_file(self.folder / MANIFEST, lambda path: path.write_bytes(manifest.to_json()))
 
 
 def write_output(target: Path, write: Callable[[Path], object], *, option: str) -> None:
@@ -143,5 +143,5 @@ def write_output(target: Path, write: Callable[[Path], object], *, option: str) 
     """
     if target.name in RUN_FILES and (target.exists() or (target.parent / MANIFEST).exists()):
         raise UsageError(f"{option} {target} is a file of a run's results; name another file")
-    with writable(f"{option} {target}", "file"):
+    with report_write_errors(f"{option} {target}", "file"):
         write_file(target, write)

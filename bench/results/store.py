@@ -12,26 +12,26 @@ from pathlib import Path
 import pandas as pd
 
 from ..common.errors import UsageError
-from ..common.scratch import scratch_folder
-from ..machine.conditions import machine_kind
-from ..machine.manifest import MANIFEST, Manifest, manifest_of
+from ..common.scratch import make_scratch_folder
+from ..machine.conditions import describe_machine_kind
+from ..machine.manifest import MANIFEST, Manifest, parse_manifest
 from ..plan.case import STAND_IN
 from ..plan.modes import RANK_PER_DEVICE
-from ..plan.sweep import plan_hash
-from ..stats.fit import Typical
-from .archive import opened
-from .blocks import blocks_of
+from ..plan.sweep import hash_plan
+from ..stats.fit import FittedSteps
+from .archive import open_run_folder
+from .blocks import group_blocks
 from .case_columns import FILES
-from .case_result import CaseResult, case_results
-from .columns import records, typed_frame
-from .comparisons import Comparison, of_table
+from .case_result import CaseResult, read_case_results
+from .columns import list_records, make_frame
+from .comparisons import Comparison, read_comparisons
 from .disk import read_json
 from .journal import JOURNAL, State, has_ended, read, read_blocks
 from .log_tables import LogTables
-from .published import Scaling, published_scalings
+from .published import Scaling, read_published
 from .round_times import RoundTimes
 from .run_folder import RunWriter
-from .tables import load_blocks, read_table, readable
+from .tables import load_blocks, read_table, report_read_errors
 
 
 @dataclass(frozen=True)
@@ -44,46 +44,50 @@ class RunData:
     blocks: pd.DataFrame
     buckets: pd.DataFrame
     allreduce: pd.DataFrame
-    comparisons: pd.DataFrame = field(default_factory=lambda: typed_frame([], FILES["comparisons.csv"]))
+    comparisons: pd.DataFrame = field(default_factory=lambda: make_frame([], FILES["comparisons.csv"]))
     resumable: bool = True
     """True where its log is there; baselines and archives have none."""
     from_log: bool = False
     """True where its tables are made of its log, for it has not ended."""
-    published: tuple[Scaling, ...] = field(default_factory=published_scalings, repr=False)
+    published: tuple[Scaling, ...] = field(default_factory=read_published, repr=False)
     """Efficiencies of others, to hold those of this run against."""
 
     @cached_property
     def times(self) -> RoundTimes:
         """Its blocks as numbers, without the single steps and what else they tell in detail."""
-        return RoundTimes(blocks_of(self.blocks, with_texts=False))
+        return RoundTimes(group_blocks(self.blocks, with_texts=False))
 
     @cached_property
-    def typical(self) -> Typical:
+    def typical(self) -> FittedSteps:
         """The fit of its blocks."""
-        return self.times.fitted()
+        return self.times.fit_steps()
 
     @cached_property
     def results(self) -> list[CaseResult]:
         """Its cases, as typed records."""
-        return case_results(self.cases)
+        return read_case_results(self.cases)
 
     @cached_property
     def compared(self) -> list[Comparison]:
         """Comparisons of the run, but for those that earlier versions made with DP's stand-in."""
         stand_ins = {case.case_id for case in self.results if case.impl == STAND_IN}
-        return [one for one in of_table(records(self.comparisons)) if one.reference_id not in stand_ins]
+        return [
+            one
+            for one in read_comparisons(list_records(self.comparisons))
+            if one.reference_id not in stand_ins
+        ]
 
     @cached_property
     def earlier(self) -> list[tuple[list[CaseResult], list[Comparison]]]:
-        """Cases and comparisons of earlier runs that lie beside it: see `earlier_runs`."""
-        return earlier_runs(self.path, self.manifest)
+        """Cases and comparisons of earlier runs that lie beside it: see `load_earlier_runs`."""
+        return load_earlier_runs(self.path, self.manifest)
 
 
-MOST_EARLIER = 20
+MAX_EARLIER = 20
 """Runs of the same plan that are looked at, the latest ones."""
 
 
-def earlier_runs(path: Path, manifest: Manifest) -> list[tuple[list[CaseResult], list[Comparison]]]:
+def load_earlier_runs(path: Path, manifest: Manifest) -> list[tuple[list[CaseResult], list[Comparison]]]:
     """Cases and comparisons of what the same kind of machine measured of the same plan, in folders beside it.
 
     Those of the same owner that began before this run and have their tables, oldest first; what cannot be
@@ -92,21 +96,29 @@ def earlier_runs(path: Path, manifest: Manifest) -> list[tuple[list[CaseResult],
     if manifest.interleaved_id or manifest.plan_hash is None or not path.is_dir():
         return []
     found = []
-    for folder in neighbours(path):
-        with passed_over():
+    for folder in list_neighbours(path):
+        with suppress_errors():
             other = read_manifest(folder)
-            alike = other.plan_hash == manifest.plan_hash and machine_kind(other) == machine_kind(manifest)
+            alike = other.plan_hash == manifest.plan_hash and describe_machine_kind(
+                other
+            ) == describe_machine_kind(manifest)
             if alike and (other.created_utc or "") < (manifest.created_utc or ""):
                 cases, compared = (read_table(folder / n, FILES[n]) for n in ("cases.csv", "comparisons.csv"))
                 if not cases.empty:  # it was killed
-                    found.append((other.created_utc or "", case_results(cases), of_table(records(compared))))
-    latest = sorted(found, key=lambda one: one[0])[-MOST_EARLIER:]
+                    found.append(
+                        (
+                            other.created_utc or "",
+                            read_case_results(cases),
+                            read_comparisons(list_records(compared)),
+                        )
+                    )
+    latest = sorted(found, key=lambda one: one[0])[-MAX_EARLIER:]
     return [(cases, compared) for _, cases, compared in latest]
 
 
-def neighbours(path: Path) -> list[Path]:
+def list_neighbours(path: Path) -> list[Path]:
     """List the folders beside a run's that have the same owner; none where that cannot be told."""
-    with passed_over():
+    with suppress_errors():
         owner = path.stat().st_uid
         beside = sorted(path.absolute().parent.iterdir())
         return [one for one in beside if is_folder_of(one, owner) and not one.samefile(path)]
@@ -115,13 +127,13 @@ def neighbours(path: Path) -> list[Path]:
 
 def is_folder_of(path: Path, owner: int) -> bool:
     """Tell whether `path` is a folder, not a link to one, of the user with the number `owner`."""
-    with passed_over():
+    with suppress_errors():
         found = path.lstat()
         return stat.S_ISDIR(found.st_mode) and found.st_uid == owner
     return False
 
 
-def passed_over() -> contextlib.AbstractContextManager[None]:
+def suppress_errors() -> contextlib.AbstractContextManager[None]:
     """Suppress whatever a folder raises that this run only looks at: it may hold anything, of anyone."""
     return contextlib.suppress(Exception)
 
@@ -131,7 +143,7 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     if not os.path.isfile(path):  # noqa: PTH113 - Path's raises where a name is too long
         raise UsageError(f"{folder} is not a results folder: it has no {MANIFEST}; name a run's folder")
-    return manifest_of(read_json(path), path)
+    return parse_manifest(read_json(path), path)
 
 
 def load_run(path: Path) -> RunData:
@@ -139,20 +151,20 @@ def load_run(path: Path) -> RunData:
 
     The tables of a run that has not ended are made of its log, which is ahead of those in its folder.
     """
-    with opened(path) as folder:
+    with open_run_folder(path) as folder:
         manifest = read_manifest(folder)
         if (folder / JOURNAL).is_file() and not has_ended(folder):
             state = read(folder)
             # Cases of another version have other names: only that version makes its tables.
-            if plan_hash(state.plan) == manifest.plan_hash:
-                return replace(_of_log(folder, manifest, state), path=path)
+            if hash_plan(state.plan) == manifest.plan_hash:
+                return replace(_load_from_log(folder, manifest, state), path=path)
         return replace(load_tables(folder), path=path)
 
 
-def _of_log(folder: Path, manifest: Manifest, state: State) -> RunData:
+def _load_from_log(folder: Path, manifest: Manifest, state: State) -> RunData:
     """Load the tables that are made of the log in `folder`, in a folder of their own."""
     log = folder / JOURNAL
-    with readable(log), scratch_folder() as made:
+    with report_read_errors(log), make_scratch_folder() as made:
         writer = RunWriter(made)
         writer.write_manifest(manifest)
         tables = LogTables(manifest, state, RoundTimes(read_blocks(folder)))

@@ -21,21 +21,21 @@ import numpy as np
 import pandas as pd
 
 from ..common.errors import UsageError
-from ..common.text import csv_cell, csv_text
-from .blocks import Block, block_numbers, starts_of
-from .columns import BLOCKS, DTYPES, LEAST, Column, typed_frame
-from .disk import MOST_CSV_BYTES, MOST_LINE, MOST_TABLE_BYTES, open_text
+from ..common.text import decode_csv_cell, escape_csv_cell
+from .blocks import Block, assign_block_numbers, find_starts
+from .columns import BLOCKS, DTYPES, MIN_NUMBER, Column, make_frame
+from .disk import MAX_CSV_BYTES, MAX_LINE, MAX_TABLE_BYTES, open_text
 
-_PIECE_BYTES, _PIECE_ROWS = MOST_LINE, 50_000
+_PIECE_BYTES, _PIECE_ROWS = MAX_LINE, 50_000
 
 _READERS: dict[str, Callable[[str], Any]] = {
-    "text": lambda cell: csv_text(cell) or None,
+    "text": lambda cell: decode_csv_cell(cell) or None,
     "int": lambda cell: int(number) if (number := float(cell)).is_integer() else number,
     "float": float,
     "bool": lambda cell: {"true": True, "false": False}[cell.lower()],
 }
 
-csv.field_size_limit(MOST_LINE)  # the steps of one block may take more than the 128 KiB of Python's default
+csv.field_size_limit(MAX_LINE)  # the steps of one block may take more than the 128 KiB of Python's default
 
 
 def read_table(path: Path, columns: tuple[Column, ...]) -> pd.DataFrame:
@@ -44,41 +44,41 @@ def read_table(path: Path, columns: tuple[Column, ...]) -> pd.DataFrame:
     Raises UsageError for a cell that the schema does not allow.
     """
     if not os.path.lexists(path):
-        return typed_frame([], columns)
+        return make_frame([], columns)
     by_rank = any(column.name == "rank" for column in columns)
-    most_bytes = MOST_CSV_BYTES if by_rank else MOST_TABLE_BYTES
-    return _joined(_pieces(path, columns, most_bytes=most_bytes), columns)
+    most_bytes = MAX_CSV_BYTES if by_rank else MAX_TABLE_BYTES
+    return _join_pieces(_read_pieces(path, columns, most_bytes=most_bytes), columns)
 
 
 def load_blocks(path: Path, num_ranks: Mapping[str, int]) -> pd.DataFrame:
     """Read a blocks.csv. Raises UsageError where its last block lacks ranks, of `num_ranks` by case."""
     if not os.path.lexists(path):
-        return typed_frame([], BLOCKS)
-    frame = _joined(_pieces(path, BLOCKS, most_bytes=MOST_CSV_BYTES), BLOCKS)
+        return make_frame([], BLOCKS)
+    frame = _join_pieces(_read_pieces(path, BLOCKS, most_bytes=MAX_CSV_BYTES), BLOCKS)
     if frame.empty:
         return frame
     case_id = frame["case_id"].iloc[-1]
     tail = frame.iloc[-num_ranks.get(case_id, 1) :]
-    before = len(frame) - len(tail) + starts_of(block_numbers(tail))[-1]
+    before = len(frame) - len(tail) + find_starts(assign_block_numbers(tail))[-1]
     if len(frame) - before >= num_ranks.get(case_id, 1):
         return frame
     raise UsageError(f"{path} has been cut: the last block of {case_id} lacks ranks; restore the file")
 
 
-def _joined(pieces: Iterable[pd.DataFrame], columns: tuple[Column, ...]) -> pd.DataFrame:
+def _join_pieces(pieces: Iterable[pd.DataFrame], columns: tuple[Column, ...]) -> pd.DataFrame:
     """One frame of several, column by column: all at once would take their memory twice."""
-    parts = [dict(piece.items()) for piece in pieces] or [dict(typed_frame([], columns).items())]
+    parts = [dict(piece.items()) for piece in pieces] or [dict(make_frame([], columns).items())]
     found = {name: pd.concat([part.pop(name) for part in parts], ignore_index=True) for name in [*parts[0]]}
     return pd.DataFrame(found, copy=False)
 
 
-def _pieces(path: Path, columns: tuple[Column, ...], *, most_bytes: int) -> Iterator[pd.DataFrame]:
+def _read_pieces(path: Path, columns: tuple[Column, ...], *, most_bytes: int) -> Iterator[pd.DataFrame]:
     """Read a table piece by piece: by columns, and from the first piece on that is odd row by row."""
-    with open_text(path, most_bytes=most_bytes) as text, readable(path):
+    with open_text(path, most_bytes=most_bytes) as text, report_read_errors(path):
         file = text.buffer
         if file.read(3) != codecs.BOM_UTF8:
             file.seek(0)
-        lines = csv.reader(_ended(file), strict=True)
+        lines = csv.reader(_read_lines(file), strict=True)
         header = next(lines, None)
         if header is None:
             return
@@ -86,19 +86,19 @@ def _pieces(path: Path, columns: tuple[Column, ...], *, most_bytes: int) -> Iter
             if column.needed and column.name not in header:
                 raise ValueError(f"it lacks the column {column.name}")
         num_lines = 0
-        while content := _whole_lines(file):
-            piece = _by_columns(content, header, columns)
+        while content := _read_whole_lines(file):
+            piece = _parse_columns(content, header, columns)
             if piece is None:
                 file.seek(-len(content), os.SEEK_CUR)
                 break
             yield piece
             num_lines += content.count(b"\n")
-        rows = _rows(lines, header, columns, num_lines)
+        rows = _parse_rows(lines, header, columns, num_lines)
         while some := list(islice(rows, _PIECE_ROWS)):
-            yield typed_frame(some, columns)
+            yield make_frame(some, columns)
 
 
-def _whole_lines(file: BinaryIO) -> bytes:
+def _read_whole_lines(file: BinaryIO) -> bytes:
     """Read on to the end of a line; empty where there is none, or the line is too long."""
     content = file.read(_PIECE_BYTES)
     end = content.rfind(b"\n") + 1
@@ -106,30 +106,30 @@ def _whole_lines(file: BinaryIO) -> bytes:
     return content[:end]
 
 
-_BETWEEN = {b"", b",,", b",\n", b"\n,", b"\n\n"}
+_SEPARATORS = {b"", b",,", b",\n", b"\n,", b"\n\n"}
 """First and last byte outside of quotes; nothing at all is within a cell, a quote that stands twice."""
 
-_AS_READ: Mapping[str, Any] = {"text": object, "float": np.float64}
+_READ_DTYPES: Mapping[str, Any] = {"text": object, "float": np.float64}
 
 _BY_DEFAULT = tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1)
 _EXACT: Mapping[str, Any] = {} if _BY_DEFAULT else {"float_precision": "round_trip"}
 """Has pandas read numbers to the last digit, as Python does."""
 
 
-def _unquoted(content: bytes) -> bytes | None:
+def _remove_quoted(content: bytes) -> bytes | None:
     """Whole lines without their quoted cells; None where a quote is not where a writer of tables puts it."""
     if b'"' not in content:
         return content
     outside = (b"\n" + content).split(b'"')[::2]
-    is_odd = content.count(b'"') % 2 or not {part[:1] + part[-1:] for part in outside} <= _BETWEEN
+    is_odd = content.count(b'"') % 2 or not {part[:1] + part[-1:] for part in outside} <= _SEPARATORS
     return None if is_odd else b"".join(outside)[1:]
 
 
-def _by_columns(content: bytes, header: Sequence[str], columns: Sequence[Column]) -> pd.DataFrame | None:
+def _parse_columns(content: bytes, header: Sequence[str], columns: Sequence[Column]) -> pd.DataFrame | None:
     """Read whole lines by columns; None where each cell has to be looked at, if only to say what is wrong."""
     here = [column for column in columns if column.name in header]
     is_usual = not (b"\r" in content or b"\0" in content or any(column.kind == "bool" for column in here))
-    if not is_usual or (plain := _unquoted(content)) is None:
+    if not is_usual or (plain := _remove_quoted(content)) is None:
         return None
     # pandas refuses a line with more cells than the one before, and takes one with fewer.
     num_commas, first = len(header) - 1, plain[: plain.index(b"\n")]
@@ -142,7 +142,7 @@ def _by_columns(content: bytes, header: Sequence[str], columns: Sequence[Column]
             header=None,
             names=[*map(str, range(len(header)))],
             index_col=False,
-            dtype={place[c.name]: _AS_READ[c.kind] for c in here if c.kind in _AS_READ},
+            dtype={place[c.name]: _READ_DTYPES[c.kind] for c in here if c.kind in _READ_DTYPES},
             na_values=[""],
             keep_default_na=False,
             skip_blank_lines=False,
@@ -150,20 +150,20 @@ def _by_columns(content: bytes, header: Sequence[str], columns: Sequence[Column]
             encoding="utf-8",
             **_EXACT,
         )
-        made: dict[Any, Any] = {c.name: _checked(found[place[c.name]], c, content) for c in here}
+        made: dict[Any, Any] = {c.name: _check_cells(found[place[c.name]], c, content) for c in here}
     except ValueError:
         return None
-    made |= typed_frame([{}] * len(found), tuple(c for c in columns if c.name not in place)).items()
+    made |= make_frame([{}] * len(found), tuple(c for c in columns if c.name not in place)).items()
     return pd.DataFrame({column.name: made[column.name] for column in columns}, copy=False)
 
 
-def _checked(cells: pd.Series[Any], column: Column, content: bytes) -> Any:
+def _check_cells(cells: pd.Series[Any], column: Column, content: bytes) -> Any:
     """The cells of a column with its type. Raises ValueError for any that it does not allow, or may not."""
     refused: Any
     has_missing = (column.needed or column.kind != "text") and cells.hasnans
     if column.kind == "text":
         if b"\\" in content or b"'" in content:
-            cells = cells.map(csv_text, na_action="ignore")
+            cells = cells.map(decode_csv_cell, na_action="ignore")
         refused = column.among and not {*cells.dropna().unique()} <= {*column.among}
     elif cells.dtype.kind not in "if" or (has_missing and b"nan" in content.lower()):
         raise ValueError
@@ -171,7 +171,7 @@ def _checked(cells: pd.Series[Any], column: Column, content: bytes) -> Any:
         values = cells.dropna().to_numpy() if has_missing else cells.to_numpy()
         refused = ((values <= column.above) | (values > column.most)).any()
         if values.dtype.kind == "f":
-            refused |= ((abs(values) < LEAST) & (values != 0)).any()
+            refused |= ((abs(values) < MIN_NUMBER) & (values != 0)).any()
             refused |= column.kind == "int" and (values != np.floor(values)).any()
     if refused or (column.needed and has_missing):
         raise ValueError
@@ -179,13 +179,13 @@ def _checked(cells: pd.Series[Any], column: Column, content: bytes) -> Any:
     return found if column.kind == "float" else pd.array(found, dtype=DTYPES[column.kind])
 
 
-def _rows(
+def _parse_rows(
     lines: Any, header: Sequence[str], columns: Sequence[Column], num_lines: int
 ) -> Iterator[dict[str, Any]]:
     """Read the rows that a csv.reader still has, `num_lines` behind what it has read."""
     # Most cells of a column have stood there before.
     known = [
-        (column.name, header.index(column.name), lru_cache(1000)(partial(_value, column)))
+        (column.name, header.index(column.name), lru_cache(1000)(partial(_parse_value, column)))
         for column in columns
         if column.name in header
     ]
@@ -198,26 +198,26 @@ def _rows(
             raise ValueError(f"{error} (line {num_lines + lines.line_num})") from None
 
 
-def _ended(file: BinaryIO) -> Iterator[str]:
+def _read_lines(file: BinaryIO) -> Iterator[str]:
     """The lines of a file, which was written as a whole; ValueError for one that no run writes."""
-    while line := file.readline(MOST_LINE):
-        if len(line) == MOST_LINE:
-            raise ValueError(f"a line is longer than {MOST_LINE} characters")
+    while line := file.readline(MAX_LINE):
+        if len(line) == MAX_LINE:
+            raise ValueError(f"a line is longer than {MAX_LINE} characters")
         if not line.endswith(b"\n"):
             raise ValueError("its last line has no end: the file has been cut")
         yield line.decode()
 
 
-def _value(column: Column, cell: str) -> Any:
+def _parse_value(column: Column, cell: str) -> Any:
     """Return a cell's value; None where it is empty. Raises ValueError for what the column does not allow."""
     with contextlib.suppress(ValueError, KeyError):
         value = _READERS[column.kind](cell) if cell else None
-        if column.allows(value):
+        if column.can_hold(value):
             return value
     raise ValueError(f"{column.name} cannot be {cell[:40]!r}")
 
 
-def csv_bytes(lines: Iterable[Iterable[str]]) -> bytes:
+def encode_csv(lines: Iterable[Iterable[str]]) -> bytes:
     """The content of a table's file."""
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(lines)
@@ -226,7 +226,7 @@ def csv_bytes(lines: Iterable[Iterable[str]]) -> bytes:
 
 def write_block_table(path: Path, blocks: Iterable[Block]) -> None:
     """Write a blocks.csv, block by block. Raises ValueError for a block whose ranks do not tell alike."""
-    known = lru_cache(1000)(csv_value)  # most of these stood in the block before
+    known = lru_cache(1000)(format_csv_value)  # most of these stood in the block before
     with path.open("w", newline="", encoding="utf-8") as file:
         lines = csv.writer(file, lineterminator="\n")
         lines.writerow(column.name for column in BLOCKS)
@@ -234,39 +234,39 @@ def write_block_table(path: Path, blocks: Iterable[Block]) -> None:
             place = (one.case_id, one.phase, one.round_index, one.position, one.launch, one.started_s)
             *shared, started_s = (repeat(known(value), len(one.ranks)) for value in place)
             names, counts = (map(known, one.hosts), map(known, one.num_steps))
-            times = (map(csv_value, column) for column in (one.block_ms, one.steps_ms, one.details))
+            times = (map(format_csv_value, column) for column in (one.block_ms, one.steps_ms, one.details))
             lines.writerows(
                 zip(*shared, map(known, one.ranks), names, started_s, counts, *times, strict=True)
             )
 
 
-def table_bytes(rows: pd.DataFrame) -> bytes:
+def encode_table(rows: pd.DataFrame) -> bytes:
     """The content of a table's file, of a frame."""
-    content = io.BytesIO(csv_bytes([map(str, rows)]))
+    content = io.BytesIO(encode_csv([map(str, rows)]))
     content.seek(0, os.SEEK_END)
     for at in range(0, len(rows), _PIECE_ROWS):
         piece = rows.iloc[at : at + _PIECE_ROWS]
-        lines = map(",".join, zip(*(_cells(piece[name]) for name in piece), strict=True))
+        lines = map(",".join, zip(*(_format_cells(piece[name]) for name in piece), strict=True))
         content.write("\n".join([*lines, ""]).encode())
     return content.getvalue()
 
 
-def _cells(column: Any) -> list[str]:
-    """The cells of a column as `csv_bytes` writes them."""
+def _format_cells(column: Any) -> list[str]:
+    """The cells of a column as `encode_csv` writes them."""
     if column.dtype.kind == "f":
         return ["" if x != x else f"{x:.12g}" for x in column.tolist()]  # noqa: PLR0124 - only NaN differs so
     codes, values = pd.factorize(column)  # few of the texts and whole numbers differ
-    texts = map(csv_value, values)
+    texts = map(format_csv_value, values)
     cells = ('"' + text.replace('"', '""') + '"' if "," in text or '"' in text else text for text in texts)
     found: list[str] = np.array([*cells, ""], object)[codes].tolist()
     return found
 
 
-def csv_value(value: Any) -> str:
+def format_csv_value(value: Any) -> str:
     """A cell that `read_table` reads as `value`; missing and NaN are empty."""
     # The most frequent kinds first: a large run writes millions while its ranks wait.
     if isinstance(value, str):
-        return csv_cell(value)
+        return escape_csv_cell(value)
     if isinstance(value, float):
         return "" if value != value else f"{value:.12g}"  # noqa: PLR0124 - NaN alone differs from itself
     if isinstance(value, tuple):
@@ -274,12 +274,12 @@ def csv_value(value: Any) -> str:
     if value is None or value is pd.NA:
         return ""
     if not isinstance(value, int) and isinstance(value, Mapping):
-        return csv_cell(json.dumps(value)) if value else ""
+        return escape_csv_cell(json.dumps(value)) if value else ""
     return str(value)
 
 
 @contextlib.contextmanager
-def readable(path: Path) -> Iterator[None]:
+def report_read_errors(path: Path) -> Iterator[None]:
     """Within it, what a broken `path` leads to is a UsageError that names it."""
     try:
         yield

@@ -8,27 +8,27 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from ..common.cli import command, say
+from ..common.cli import format_command, print_message
 from ..common.errors import UsageError
-from ..common.numbers import MIB, mib, plural
-from ..common.text import listed
-from ..common.turns import interleaved_id
-from ..machine.gpus import SHARES_GPUS, gpus
-from ..machine.launch import Launch, launched_command, parent_command
+from ..common.numbers import MIB, format_count, format_mib
+from ..common.text import format_list
+from ..common.turns import get_interleaved_id
+from ..machine.gpus import SHARES_GPUS, describe_gpus
+from ..machine.launch import Launch, read_parent_command, write_launched_command
 from ..machine.manifest import Manifest
 from ..machine.provenance import describe_run
 from ..plan import sweep as plan
-from ..plan.buckets import cap_limits
-from ..plan.case import Case, split_of, why_too_few
-from ..plan.resolve import with_device_defaults
+from ..plan.buckets import compute_cap_limits
+from ..plan.case import Case, explain_too_few, split_batch
+from ..plan.resolve import fill_device_defaults
 from ..plan.settings import NCCL_BACKENDS, ResolvedSettings, Settings
 from ..plan.sweep import Machine, Planned
-from ..results.disk import MOST_CSV_BYTES, MOST_TABLE_BYTES
+from ..results.disk import MAX_CSV_BYTES, MAX_TABLE_BYTES
 from ..stats.fit import MIN_ROUNDS
 from ..worker import messages as m
 from ..worker.facts import Begun, Devices, Inspected, SeenGpus
-from .failures import LOOKER, START_LIMIT_S
-from .schedule import INSTRUMENTED, passes_of
+from .failures import INSPECTOR_RANK, START_TIMEOUT_S
+from .schedule import INSTRUMENTED, list_passes
 from .workers import Workers
 
 
@@ -44,22 +44,22 @@ class Job:
     """The GPUs that a launcher's ranks see."""
 
 
-def resolved_on(workers: Workers, asked: Settings) -> Job:
+def plan_on_workers(workers: Workers, asked: Settings) -> Job:
     """Have the workers tell what there is, and plan what was asked for. Raises UsageError, RestartError."""
     workers.open()
     ranks = range(1 if workers.launched is None else len(workers))
     look = dict.fromkeys(ranks, m.Look(device=asked.device))
-    devices = [*workers.values(look, "start-up", START_LIMIT_S).values()]
+    devices = [*workers.ask_workers(look, "start-up", START_TIMEOUT_S).values()]
 
     def inspect(settings: ResolvedSettings) -> Inspected:
-        if not workers.suit(settings.device):
+        if not workers.restart_for_device(settings.device):
             workers.open()
-        return workers.value(LOOKER, m.Inspect(settings=settings), "start-up", START_LIMIT_S)
+        return workers.ask_worker(INSPECTOR_RANK, m.Inspect(settings=settings), "start-up", START_TIMEOUT_S)
 
-    return job_of(asked, devices, inspect, workers.launched)
+    return make_job(asked, devices, inspect, workers.launched)
 
 
-def job_of(
+def make_job(
     asked: Settings,
     devices: Sequence[Devices],
     inspect: Callable[[ResolvedSettings], Inspected],
@@ -72,24 +72,25 @@ def job_of(
     first = devices[0]
     if asked.device == "cuda" and first.gpus is None:
         raise UsageError("--device cuda: torch finds no CUDA device here; use --device cpu or auto")
-    if asked.device == "auto" and first.gpus is None and (present := gpus()):
-        say(
-            f"the driver shows {plural(len(present), 'GPU')}, torch finds no CUDA device: CPU cores are "
-            f"measured; see {command('doctor')}, or say --device cpu"
+    if asked.device == "auto" and first.gpus is None and (present := describe_gpus()):
+        print_message(
+            f"the driver shows {format_count(len(present), 'GPU')}, torch finds no CUDA device: "
+            f"CPU cores are "
+            f"measured; see {format_command('doctor')}, or say --device cpu"
         )
     seen = tuple(one.gpus for one in devices if one.gpus is not None) if launched else ()
-    machine = _machine(devices, launched, seen)
+    machine = _describe_machine(devices, launched, seen)
     started = launched.world_size if launched and machine.num_nodes > 1 else 0
     num_devices = max(machine.devices_per_node, started)
     if asked.backend == "auto" and not first.nccl:
         asked = replace(asked, backend="gloo")
-    settings = with_device_defaults(
+    settings = fill_device_defaults(
         asked, device_type=machine.device_type, num_local_devices=num_devices, gpu=first.kind
     )
     _check(settings, machine, first)
     found = inspect(settings)
-    settings = _as_the_workload_allows(asked, settings, found)
-    planned = plan.expand(
+    settings = _apply_workload_limits(asked, settings, found)
+    planned = plan.expand_cases(
         settings,
         machine,
         arch=found.model.arch or "",
@@ -98,10 +99,10 @@ def job_of(
         units_per_sample=found.units_per_sample,
     )
     if machine.device_type == "cpu":
-        _say_shared_cores(planned, devices, is_launched=launched is not None)
-    for split in (split_of(p.case) for p in planned if p.skip_reason is None):
+        _warn_shared_cores(planned, devices, is_launched=launched is not None)
+    for split in (split_batch(p.case) for p in planned if p.skip_reason is None):
         num_images = found.num_images or split.batch_size * split.num_sources
-        if why := why_too_few(settings.data, num_images, split.batch_size, split.num_sources):
+        if why := explain_too_few(settings.data, num_images, split.batch_size, split.num_sources):
             raise UsageError(why)
     if settings.race and not any(p.case.communicates for p in planned):
         raise UsageError("a race is one of DDP's settings on 2 devices or more; give --modes ddp --gpus 2")
@@ -120,27 +121,30 @@ def check_sizes(planned: Sequence[Planned], settings: ResolvedSettings, gradient
     """
     run = [p.case for p in planned if p.skip_reason is None]
     num_blocks = sum(
-        case.num_ranks * (1 + len({*passes_of(case, settings)} - {*INSTRUMENTED})) for case in run
+        case.num_ranks * (1 + len({*list_passes(case, settings)} - {*INSTRUMENTED})) for case in run
     )
     num_buckets = sum(
-        case.num_ranks * (1 + gradient_bytes // max(cap_limits(case.bucket_cap_mb)[-1], MIB))
+        case.num_ranks * (1 + gradient_bytes // max(compute_cap_limits(case.bucket_cap_mb)[-1], MIB))
         for case in run
-        if case.communicates and "anatomy" in passes_of(case, settings)
+        if case.communicates and "anatomy" in list_passes(case, settings)
     )
     row_bytes = (ROW_BYTES + STEP_BYTES * settings.steps) * (settings.rounds or MIN_ROUNDS)
     for name, size, most, fewer in (
-        ("cases.csv", CASE_BYTES * len(planned), MOST_TABLE_BYTES, "cases"),
-        ("blocks.csv", row_bytes * num_blocks, MOST_CSV_BYTES, "rounds, ranks or cases"),
-        ("buckets.csv", BUCKET_BYTES * num_buckets, MOST_CSV_BYTES, "ranks or cases"),
+        ("cases.csv", CASE_BYTES * len(planned), MAX_TABLE_BYTES, "cases"),
+        ("blocks.csv", row_bytes * num_blocks, MAX_CSV_BYTES, "rounds, ranks or cases"),
+        ("buckets.csv", BUCKET_BYTES * num_buckets, MAX_CSV_BYTES, "ranks or cases"),
     ):
         if size > most:
             raise UsageError(
-                f"{name} of {plural(len(run), 'case')} would take about {mib(size)}, and at most {mib(most)} "
+                f"{name} of {format_count(len(run), 'case')} would take about {format_mib(size)}, "
+                f"and at most {format_mib(most)} "
                 f"can be read again; measure fewer {fewer} in a run"
             )
 
 
-def _machine(devices: Sequence[Devices], launched: Launch | None, seen: Sequence[SeenGpus]) -> Machine:
+def _describe_machine(
+    devices: Sequence[Devices], launched: Launch | None, seen: Sequence[SeenGpus]
+) -> Machine:
     first = devices[0]
     machine = Machine(
         device_type="cpu" if first.gpus is None else "cuda",
@@ -154,7 +158,7 @@ def _machine(devices: Sequence[Devices], launched: Launch | None, seen: Sequence
     _check_names(devices)
     machine = replace(machine, rank_hosts=tuple(one.host for one in devices))
     if seen:
-        return as_seen(machine, seen)
+        return add_visible_gpus(machine, seen)
     # Each rank may be bound to a core of its own.
     return replace(
         machine,
@@ -174,21 +178,21 @@ def _check_names(devices: Sequence[Devices]) -> None:
             )
 
 
-def _say_shared_cores(planned: Sequence[Planned], devices: Sequence[Devices], *, is_launched: bool) -> None:
+def _warn_shared_cores(planned: Sequence[Planned], devices: Sequence[Devices], *, is_launched: bool) -> None:
     """Say that CPU devices of a case are hardware threads of one physical core."""
     own = [(one.host, one.physical[one.local_rank % len(one.physical)]) for one in devices if one.physical]
     cores = own if is_launched else [*devices[0].physical]
     counts = {p.case.num_devices for p in planned if not (p.skip_reason or p.oversubscribed)}
     for count in sorted(counts):
         if (num_cores := len({*cores[:count]})) < min(count, len(cores)):
-            say(
+            print_message(
                 f"from {count} devices on some are two hardware threads of one physical core, which slow "
                 f"each other down; --gpus {num_cores} has a physical core for each"
             )
             return
 
 
-def as_seen(machine: Machine, seen: Sequence[SeenGpus]) -> Machine:
+def add_visible_gpus(machine: Machine, seen: Sequence[SeenGpus]) -> Machine:
     """`machine` with the GPUs of the ranks that a launcher has started; each may see its own alone."""
     on_first_host = {uuid for one in seen if one.host == seen[0].host for uuid in one.uuids}
     return replace(
@@ -199,14 +203,14 @@ def as_seen(machine: Machine, seen: Sequence[SeenGpus]) -> Machine:
     )
 
 
-def _as_the_workload_allows(
+def _apply_workload_limits(
     asked: Settings, settings: ResolvedSettings, workload: Inspected
 ) -> ResolvedSettings:
     """Leave out defaults that this workload has no use for. Raises UsageError where it was asked for."""
-    fused = settings.first("fused_optimizer") and workload.has_fused_optimizer
+    fused = settings.get_first("fused_optimizer") and workload.has_fused_optimizer
     if asked.axes.get("fused_optimizer") == (True,) and not fused:
         raise UsageError("--fused-optimizer on: the workload's optimizer has no fused kernels; leave it off")
-    channels_last = settings.first("channels_last") and (
+    channels_last = settings.get_first("channels_last") and (
         "channels_last" in asked.axes or workload.takes_images
     )
     axes = {**settings.axes, "fused_optimizer": (fused,), "channels_last": (channels_last,)}
@@ -217,7 +221,7 @@ def _check(settings: ResolvedSettings, machine: Machine, first: Devices) -> None
     on_cpu, backend, nccl = settings.device == "cpu", settings.backend, first.nccl
     if on_cpu and settings.precision in ("tf32", "fp16"):
         raise UsageError(f"--precision {settings.precision} needs a CUDA device; use fp32 or bf16 on a CPU")
-    if settings.precision == "fp16" and settings.first("fused_optimizer"):
+    if settings.precision == "fp16" and settings.get_first("fused_optimizer"):
         # _fused_sgd makes its momentum unset, and the kernel returns early where loss scaling overflows.
         raise UsageError(
             "--fused-optimizer on: under fp16 torch's fused SGD goes on from unset momentum after an "
@@ -259,10 +263,10 @@ def begin_ranks(workers: Workers, job: Job, cases: Sequence[Case], num_ranks: in
         )
         for rank in range(num_ranks)
     }
-    return [*workers.values(everyone, "start-up", START_LIMIT_S).values()]
+    return [*workers.ask_workers(everyone, "start-up", START_TIMEOUT_S).values()]
 
 
-def new_manifest(
+def make_manifest(
     job: Job,
     arguments: Sequence[str],
     begun: Sequence[Begun],
@@ -277,10 +281,10 @@ def new_manifest(
         [one.place for one in begun],
         inspected.versions,
         name=settings.name,
-        interleaved_id=interleaved_id(),
-        command=launched_command(os.environ, parent_command(), *arguments),
+        interleaved_id=get_interleaved_id(),
+        command=write_launched_command(os.environ, read_parent_command(), *arguments),
         settings=settings,
-        plan_hash=plan.plan_hash(job.plan),
+        plan_hash=plan.hash_plan(job.plan),
         workload=inspected.workload,
         model=inspected.model,
         load_before=load_before,
@@ -296,6 +300,8 @@ def check_alike(found: Sequence[Begun]) -> None:
         for host, told in hosts.items():
             values.setdefault(told.get(name, "none"), []).append(host)
         if len(values) > 1:
-            differences.append(", ".join(f"{listed(h, 1)}: {name} {value}" for value, h in values.items()))
+            differences.append(
+                ", ".join(f"{format_list(h, 1)}: {name} {value}" for value, h in values.items())
+            )
     if differences:
         raise UsageError(f"the hosts differ: {'; '.join(differences)}; make them alike or leave some out")

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from ..common.console import Console
 from ..common.errors import NotMeasuredError
-from ..common.text import listed
+from ..common.text import format_list
 from ..common.turns import TURNS_ENV, TurnClient
-from ..findings.wording import planned_label
+from ..findings.wording import label_planned_case
 from ..machine.manifest import RankPlace
 from ..plan.case import Case
 from ..plan.settings import ResolvedSettings
@@ -21,11 +21,19 @@ from ..results.block_times import TELEMETRY_FAILED, TRACE_FAILED, BlockTimes
 from ..results.journal import Layout
 from ..results.recorder import Recorder
 from ..worker import messages as m
-from ..worker.facts import Begun, Warmed, facts_of, proof_facts
-from .failures import LEAST_S, MOST_NAMED, TURN_S, Failure, RestartError, failure_in, preparing_s
-from .open_folder import fail_case, proved_before
+from ..worker.facts import Begun, Warmed, make_case_facts, make_proof_facts
+from .failures import (
+    MAX_NAMED,
+    MIN_BLOCK_TIMEOUT_S,
+    TURN_TIMEOUT_S,
+    Failure,
+    RestartError,
+    compute_preparing_limit_s,
+    find_failure,
+)
+from .open_folder import fail_case, find_proved
 from .schedule import LiveCase, Schedule
-from .stop_rule import StopRule, least_warmup_s
+from .stop_rule import StopRule, compute_min_warmup_s
 from .workers import Workers
 
 T = TypeVar("T")
@@ -62,14 +70,14 @@ class CaseRunner:
         self._groups: set[m.GroupKey] = set()
         self.recorder = recorder
         self.console = console
-        self._earlier = recorder.measured()
+        self._earlier = recorder.list_measured()
         """Blocks of earlier attempts."""
         self._started_s = time.perf_counter() - recorder.elapsed_s
         self._rounds_before_s = recorder.rounds_s
         self._rounds_began_s: float | None = None
-        self._stop_rule = StopRule(settings, recorder, self.measuring_s)
+        self._stop_rule = StopRule(settings, recorder, self.get_measuring_s)
         self._schedule = Schedule(settings)
-        self._proved = proved_before(recorder.manifest)
+        self._proved = find_proved(recorder.manifest)
         """Outcomes of cases that an earlier launch of this code has proved, by place in the plan."""
         self._said: set[str] = set()
         self.live: list[LiveCase] = []
@@ -81,14 +89,14 @@ class CaseRunner:
         self._follows_dp = False
         """True where the case that was measured last is one of DP: rank 0 has cached memory of every GPU."""
 
-    def elapsed_s(self) -> float:
+    def get_elapsed_s(self) -> float:
         """Seconds since the run began, attempts before this one included, breaks between them not."""
         return time.perf_counter() - self._started_s
 
-    def measuring_s(self) -> float:
+    def get_measuring_s(self) -> float:
         """Seconds of rounds, those of earlier attempts included; preparing the cases is start-up."""
         began_s = self._rounds_began_s
-        return self._rounds_before_s + (0.0 if began_s is None else self.elapsed_s() - began_s)
+        return self._rounds_before_s + (0.0 if began_s is None else self.get_elapsed_s() - began_s)
 
     def _prepare_case(self, index: int, planned: Planned) -> None:
         """Prove a case that no launch has proven, build it and warm it up on its ranks.
@@ -97,7 +105,7 @@ class CaseRunner:
         """
         case = planned.case
         live = LiveCase(index, case, planned.oversubscribed)
-        self.next_turn()
+        self.await_turn()
         settled = self.recorder.journal.state.settled.get(index)
         try:
             self._make_group(live)
@@ -107,36 +115,38 @@ class CaseRunner:
             else:
                 if told := proved.facts.get("layers_by_device"):
                     live.by_device = tuple(map(int, str(told).split("/")))
-                began_s = self.elapsed_s()
-                warmed = self._warmed(live, compares=False)
+                began_s = self.get_elapsed_s()
+                warmed = self._warm_up(live, compares=False)
                 if settled is None:
-                    self._write_prepared(live, {**proved.facts, **facts_of(case, warmed)}, warmed, began_s)
+                    self._write_prepared(
+                        live, {**proved.facts, **make_case_facts(case, warmed)}, warmed, began_s
+                    )
         except CaseFailedError:
             return
         self.live.append(live)
 
     def _prove(self, live: LiveCase) -> None:
         index, case = live.index, live.case
-        limit_s = preparing_s(self.settings, case)
-        began_s = self.elapsed_s()
+        limit_s = compute_preparing_limit_s(self.settings, case)
+        began_s = self.get_elapsed_s()
         if case.spec.is_staged:
-            (live.by_device,) = self._done(live, PREPARATION, m.Split(case=case), limit_s, num_ranks=1)
+            (live.by_device,) = self._ask_case(live, PREPARATION, m.Split(case=case), limit_s, num_ranks=1)
         prove = m.Prove(case=case, by_device=live.by_device)
-        shown = self._done(live, PREPARATION, prove, limit_s)[0]
+        shown = self._ask_case(live, PREPARATION, prove, limit_s)[0]
         assert shown is not None  # the first rank says it
-        warmed = self._warmed(live, compares=True)
-        update = self._done(live, PREPARATION, m.Compare(index=index), limit_s)[0]
+        warmed = self._warm_up(live, compares=True)
+        update = self._ask_case(live, PREPARATION, m.Compare(index=index), limit_s)[0]
         if update.inconclusive_reason and not shown.not_proved:
-            self._say_once(
+            self._warn_once(
                 "unproven",
                 f"Parameters after 2 steps prove nothing of {case.case_id}: {update.inconclusive_reason}; "
                 "its gradients are proven. So it is of every case without update_error",
             )
-        proof = proof_facts(shown, update)
+        proof = make_proof_facts(shown, update)
         if why := proof["not_proved"]:
-            name = planned_label(case, self.settings.batch_size)
-            self.console.note(f"{name} is not proved: {why}. What helps: {proof['proved_by']}")
-        self._write_prepared(live, {**proof, **facts_of(case, warmed)}, warmed, began_s)
+            name = label_planned_case(case, self.settings.batch_size)
+            self.console.print_note(f"{name} is not proved: {why}. What helps: {proof['proved_by']}")
+        self._write_prepared(live, {**proof, **make_case_facts(case, warmed)}, warmed, began_s)
 
     def _write_prepared(
         self, live: LiveCase, facts: Mapping[str, Any], warmed: Sequence[Warmed], began_s: float
@@ -151,40 +161,40 @@ class CaseRunner:
             layout = Layout(
                 case_id=case.case_id, num_bytes=live.layout.num_bytes, parameters=live.layout.parameters
             )
-            self.recorder.log(layout, sync=False)
+            self.recorder.append_event(layout, sync=False)
         self._record(live, "warmup", 0, len(self.live), began_s, [one.times for one in warmed])
 
     def _make_group(self, live: LiveCase) -> None:
         if live.case.backend and live.group not in self._groups:
-            make, limit_s = m.Group(group=live.group), preparing_s(self.settings)
-            self._done(live, "its process group", make, limit_s, num_ranks=len(self.workers))
+            make, limit_s = m.Group(group=live.group), compute_preparing_limit_s(self.settings)
+            self._ask_case(live, "its process group", make, limit_s, num_ranks=len(self.workers))
             self._groups.add(live.group)
 
-    def _warmed(self, live: LiveCase, *, compares: bool) -> list[Warmed]:
+    def _warm_up(self, live: LiveCase, *, compares: bool) -> list[Warmed]:
         case = live.case
         warm = m.Warm(
             index=live.index,
             case=case,
             by_device=live.by_device,
-            least_s=least_warmup_s(self.plan, self.settings),
+            least_s=compute_min_warmup_s(self.plan, self.settings),
             compares=compares,
         )
-        warmed = self._done(live, PREPARATION, warm, preparing_s(self.settings, case))
+        warmed = self._ask_case(live, PREPARATION, warm, compute_preparing_limit_s(self.settings, case))
         by_rank = [one.times.steps_ms for one in warmed]
         live.layout = warmed[0].layout
         live.longest_step_s = max(map(max, by_rank)) / 1000
         live.step_s = max(median(ms[-LAST_STEPS:]) for ms in by_rank) / 1000
         return warmed
 
-    def told(self, command: m.Command[Any], num_ranks: int) -> dict[int, m.Command[Any]]:
+    def assign_commands(self, command: m.Command[Any], num_ranks: int) -> dict[int, m.Command[Any]]:
         """The command for the first ranks; the others wait for its beginning, if all begin it together."""
         commands: dict[int, m.Command[Any]] = dict.fromkeys(range(num_ranks), command)
-        if isinstance(command, m.IN_STEP):
+        if isinstance(command, m.STEP_COMMANDS):
             wait = m.Wait(gives_caches_back=getattr(command, "gives_caches_back", False))
             commands |= dict.fromkeys(range(num_ranks, len(self.workers)), wait)
         return commands
 
-    def _done(
+    def _ask_case(
         self, live: LiveCase, what: str, command: m.Command[T], limit_s: float, num_ranks: int | None = None
     ) -> list[T]:
         """Return the answers of the case's ranks, or of the first `num_ranks`, to a command.
@@ -193,17 +203,17 @@ class CaseRunner:
         ranks cannot go on to another case.
         """
         count = live.case.num_ranks if num_ranks is None else num_ranks
-        self.recorder.note(live.index, what)
-        reports = self.workers.ask(self.told(command, count), what, limit_s)
-        failure = failure_in(reports)
+        self.recorder.record_start(live.index, what)
+        reports = self.workers.ask(self.assign_commands(command, count), what, limit_s)
+        failure = find_failure(reports)
         if failure is None:
-            return [command.reply_in(reports[rank]) for rank in range(count)]
+            return [command.read_reply(reports[rank]) for rank in range(count)]
         said = fail_case(self.recorder, live.index, failure)
-        self.console.note(said, is_fault=failure.status != "skipped")
-        self.settle(reports, live.index, live.group)
+        self.console.print_note(said, is_fault=failure.status != "skipped")
+        self.release_ranks(reports, live.index, live.group)
         raise CaseFailedError
 
-    def settle(self, reports: Mapping[int, m.Report], index: int | None, group: m.GroupKey) -> None:
+    def release_ranks(self, reports: Mapping[int, m.Report], index: int | None, group: m.GroupKey) -> None:
         """After a failure, wait for what the ranks have launched, and have them let go of the case.
 
         Raises RestartError where a process is broken, or where that would never end: ranks that launched
@@ -215,9 +225,9 @@ class CaseRunner:
         if is_broken or len(counts) > 1 or None in counts:
             raise RestartError
         what = "what a failed case had launched"
-        self.recorder.note(None, what)
-        everyone = self.told(m.Settle(index=index, group=group), len(self.workers))
-        if any(report.fault for report in self.workers.ask(everyone, what, LEAST_S).values()):
+        self.recorder.record_start(None, what)
+        everyone = self.assign_commands(m.Settle(index=index, group=group), len(self.workers))
+        if any(report.fault for report in self.workers.ask(everyone, what, MIN_BLOCK_TIMEOUT_S).values()):
             raise RestartError
 
     def _record(
@@ -238,8 +248,8 @@ class CaseRunner:
                 self.recorder.add_trace(case_id, rank, block.trace)
             for name in FAILED.keys() & block.detail.keys():
                 why = f"{block.detail[name]}; the run goes on"
-                self._say_once(name, f"No {FAILED[name]} from rank {rank}: {why}")
-        seconds = self.elapsed_s() - started_s
+                self._warn_once(name, f"No {FAILED[name]} from rank {rank}: {why}")
+        seconds = self.get_elapsed_s() - started_s
         self._schedule.add(live, phase, seconds)
         found = [(self.places[rank].host, rank, block) for rank, block in enumerate(times)]
         self.recorder.add_block(case_id, phase, round_index, position, started_s, found)
@@ -248,35 +258,40 @@ class CaseRunner:
         """Fail a case whose ranks no longer average all gradients, and measure it no further."""
         if not live.case.communicates:
             return
-        self.next_turn()
+        self.await_turn()
         agree, what = m.Agree(index=live.index), "the check of its gradients"
-        differing = next(filter(None, self.between(agree, what, num_ranks=live.case.num_ranks)), ())
+        differing = next(filter(None, self.ask_all(agree, what, num_ranks=live.case.num_ranks)), ())
         if differing:
             reason = (
-                f"gradients of {listed(differing, MOST_NAMED)} differ between ranks after the last round: "
+                f"gradients of {format_list(differing, MAX_NAMED)} differ between ranks after the "
+                f"last round: "
                 "DDP averages nothing that begins to train after it has wrapped the model; let it train in "
                 "module()"
             )
-            self.console.note(fail_case(self.recorder, live.index, Failure("failed", reason)))
-            self.drop(live)
+            self.console.print_note(fail_case(self.recorder, live.index, Failure("failed", reason)))
+            self.drop_case(live)
 
-    def drop(self, live: LiveCase) -> None:
+    def drop_case(self, live: LiveCase) -> None:
         """Measure a case no further."""
         self.live.remove(live)
-        self.between(m.Settle(index=live.index, group=live.group), "dropping a case")
+        self.ask_all(m.Settle(index=live.index, group=live.group), "dropping a case")
 
-    def between(self, command: m.Command[T], what: str, *, num_ranks: int | None = None) -> list[T]:
+    def ask_all(self, command: m.Command[T], what: str, *, num_ranks: int | None = None) -> list[T]:
         """Return the answers of all ranks, or of the first `num_ranks`, between cases."""
-        self.recorder.note(None, what)
+        self.recorder.record_start(None, what)
         count = len(self.workers) if num_ranks is None else num_ranks
-        found = self.workers.values(self.told(command, count), what, preparing_s(self.settings))
+        found = self.workers.ask_workers(
+            self.assign_commands(command, count), what, compute_preparing_limit_s(self.settings)
+        )
         return [found[rank] for rank in range(count)]
 
-    def next_turn(self) -> None:
+    def await_turn(self) -> None:
         """Wait until this run may compute, where it takes turns with others. Raises NotMeasuredError."""
-        limit_s = TURN_S + preparing_s(self.settings)  # the other runs have the same settings
+        limit_s = TURN_TIMEOUT_S + compute_preparing_limit_s(
+            self.settings
+        )  # the other runs have the same settings
         try:
-            self._turns.next_turn(limit_s)
+            self._turns.await_turn(limit_s)
         except TimeoutError:
             raise NotMeasuredError(
                 f"no end of the wait for this run's turn within {limit_s:g} s: another run on this machine "
@@ -285,13 +300,13 @@ class CaseRunner:
 
     def _show(self, what: str, cases: Sequence[Case], position: int, *, num_rounds: int = 0) -> None:
         sizes = self.settings.batch_size
-        now, *others = (planned_label(case, sizes) for case in cases[position : position + 2])
+        now, *others = (label_planned_case(case, sizes) for case in cases[position : position + 2])
         coming = f"; next {others[0]}" if others else ""
         place = f"{position + 1} of {len(cases)}"
-        done, how_far = self._stop_rule.progress(num_rounds + position / len(cases))
-        self.console.progress(f"{what} {place}: {now}{coming}", done, how_far)
+        done, how_far = self._stop_rule.describe_progress(num_rounds + position / len(cases))
+        self.console.show_progress(f"{what} {place}: {now}{coming}", done, how_far)
 
-    def _say_once(self, what: str, line: str) -> None:
+    def _warn_once(self, what: str, line: str) -> None:
         if what not in self._said:
-            self.console.note(line)
+            self.console.print_note(line)
         self._said.add(what)

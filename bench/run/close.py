@@ -10,21 +10,21 @@ from pathlib import Path
 
 import msgspec
 
-from ..common.cli import say, speaker
+from ..common.cli import get_message_prefix, print_message
 from ..common.console import Annotation, show_on_github
 from ..common.errors import ExitCode, UsageError
 from ..common.text import to_json
 from ..common.turns import is_later_launch
-from ..findings.findings import conclude_run, summary_of
-from ..findings.notes import why_not_measured
+from ..findings.findings import conclude_run, summarize_run
+from ..findings.notes import explain_not_measured
 from ..machine.manifest import Timing
 from ..plan.settings import ResolvedSettings
 from ..predict.from_pass import write_calibration
-from ..results.case_result import case_results
-from ..results.commands import resume_command
+from ..results.case_result import read_case_results
+from ..results.commands import write_resume_command
 from ..results.journal import JOURNAL, read
 from ..results.recorder import Recorder
-from ..results.run_folder import FAILURES, shown
+from ..results.run_folder import FAILURES, format_path
 from ..results.store import load_tables
 
 STOPPED_BY_ERROR = "stopped by an error"
@@ -35,7 +35,7 @@ WIDTH = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class How:
+class RunOptions:
     """The way to carry out a run, not what is measured."""
 
     arguments: Sequence[str] = ()
@@ -45,11 +45,11 @@ class How:
     as_json: bool = False
 
 
-def close(
+def close_run(
     recorder: Recorder,
     settings: ResolvedSettings,
     parameters: Sequence[tuple[str, int, str]],
-    how: How,
+    how: RunOptions,
     *,
     startup_s: float,
     over_s: float,
@@ -65,49 +65,49 @@ def close(
     folder = recorder.folder
     total_s = startup_s + time.monotonic() - over_s
     timing = msgspec.structs.replace(
-        timing_of(recorder, measuring_s, stopped_because),
+        make_timing(recorder, measuring_s, stopped_because),
         startup_s=round(total_s - measuring_s, 2),
         total_s=round(total_s, 2),
         timed_share_pct=round(100 * recorder.timed_s / max(measuring_s, recorder.timed_s), 1),
     )
-    recorder.tell(timing=timing)
+    recorder.update_manifest(timing=timing)
     if settings.calibrate and (missing := write_calibration(folder, list(parameters))):
-        say(missing)
-    missing_modes = why_not_measured(case_results(recorder.cases), settings.modes)
+        print_message(missing)
+    missing_modes = explain_not_measured(read_case_results(recorder.cases), settings.modes)
     # A later launch of a gate has no page: the gate's own is of all launches.
-    has_page = is_later_launch() or _present(folder, how, missing_modes)
+    has_page = is_later_launch() or _show_run(folder, how, missing_modes)
     recorder.close(stopped_because)
     if missing_modes and (folder / FAILURES).is_dir():
-        say(f"tracebacks of all ranks: {shown(folder / FAILURES)}")
+        print_message(f"tracebacks of all ranks: {format_path(folder / FAILURES)}")
     for why in missing_modes:
-        say(f"error: {why}")
+        print_message(f"error: {why}")
     return ExitCode.NOT_MEASURED if missing_modes else ExitCode.OK if has_page else ExitCode.USAGE
 
 
-def _present(folder: Path, how: How, missing_modes: Sequence[str]) -> bool:
+def _show_run(folder: Path, how: RunOptions, missing_modes: Sequence[str]) -> bool:
     """Write the page of a run, and print what was found; False where the page cannot be written.
 
     `missing_modes` says why modes were not measured.
     """
     # What reports never imports torch; only a finished run reaches for it.
-    from ...report.build import page_of, write_page
-    from ..page.render import markdown
-    from ..page.terminal import show
+    from ...report.build import build_page, write_page
+    from ..page.render import render_markdown
+    from ..page.terminal import print_page
 
     run = load_tables(folder)
     conclusion = conclude_run(run)
-    page = page_of(run, folder, conclusion=conclusion)
+    page = build_page(run, folder, conclusion=conclusion)
     place = write_page(folder, page)
     if how.as_json:
-        print(to_json(summary_of(run, conclusion)))
+        print(to_json(summarize_run(run, conclusion)))
     elif not how.quiet:
-        show(page, place=str(place or ""), piped_width=WIDTH)
-        wrong = [Annotation("error", speaker(), why) for why in missing_modes]
-        show_on_github(wrong, lambda: markdown(page).rstrip("\n"))
+        print_page(page, place=str(place or ""), piped_width=WIDTH)
+        wrong = [Annotation("error", get_message_prefix(), why) for why in missing_modes]
+        show_on_github(wrong, lambda: render_markdown(page).rstrip("\n"))
     return place is not None
 
 
-def finish(folder: Path, because: str) -> None:
+def close_broken_run(folder: Path, because: str) -> None:
     """Bring every file of a broken-off run up to date, build its page, and tell on stderr what is kept.
 
     Never raises for a folder in a bad way.
@@ -117,21 +117,21 @@ def finish(folder: Path, because: str) -> None:
             return
         recorder = Recorder.reopen(folder)
         recorder.write()
-        recorder.tell(timing=timing_of(recorder, recorder.rounds_s, because))
+        recorder.update_manifest(timing=make_timing(recorder, recorder.rounds_s, because))
         num_measured = recorder.cases["images_per_s"].notna().sum()
         recorder.close(because)
         from ...report.build import write_page
 
         write_page(folder)
     except UsageError as error:
-        say(f"error: {error}")
+        print_message(f"error: {error}")
         return
     if because != STOPPED_BY_ERROR:
-        say(f"{because}; {num_measured} of {len(recorder.cases)} cases have results in {folder}")
-        say(f"to finish the rest: {resume_command(recorder.manifest, folder)}")
+        print_message(f"{because}; {num_measured} of {len(recorder.cases)} cases have results in {folder}")
+        print_message(f"to finish the rest: {write_resume_command(recorder.manifest, folder)}")
 
 
-def timing_of(recorder: Recorder, measuring_s: float, because: str) -> Timing:
+def make_timing(recorder: Recorder, measuring_s: float, because: str) -> Timing:
     """The time of a run that ended `because`, with what is known of it by then."""
     return msgspec.structs.replace(
         recorder.manifest.timing,

@@ -11,38 +11,38 @@ import sys
 import time
 from collections.abc import Sequence
 
-from ..common.cli import say, speaker
+from ..common.cli import get_message_prefix, print_message
 from ..common.console import Console
 from ..common.errors import ExitCode, UsageError
-from ..common.process import ignore_signals, interrupted_by_signals
-from ..common.text import visible
-from ..machine.load import load_average
+from ..common.process import ignore_signals, raise_on_signals
+from ..common.text import escape_controls
+from ..machine.load import read_load_average
 from ..plan import sweep as plan
 from ..plan.settings import Settings
 from ..results.recorder import Recorder
 from ..results.store import read_manifest
 from ..worker.facts import Begun
-from .begin import Job, begin_ranks, check_alike, new_manifest, resolved_on
-from .close import STOPPED_BY_ERROR, How, close, finish
-from .failures import MOST_IDLE_ATTEMPTS, Failure, RestartError, is_stuck, progress_of
-from .open_folder import begin_attempt, check_same, open_run, settle_fault
+from .begin import Job, begin_ranks, check_alike, make_manifest, plan_on_workers
+from .close import STOPPED_BY_ERROR, RunOptions, close_broken_run, close_run
+from .failures import MAX_IDLE_ATTEMPTS, Failure, RestartError, compute_progress, is_stuck
+from .open_folder import assign_fault, begin_attempt, check_same, open_run
 from .rounds import Rounds
 from .workers import Workers
 
-STUCK = "a process does not end"
+STUCK_PROCESS = "a process does not end"
 """Why a run ended; which one is said at its end."""
 
 
 class Conductor:
     """Conducts a run of what was `asked` for on `workers`."""
 
-    def __init__(self, asked: Settings, how: How, workers: Workers, *, began_s: float) -> None:
+    def __init__(self, asked: Settings, how: RunOptions, workers: Workers, *, began_s: float) -> None:
         """Know what is to be done; `began_s` is when the command began, on the monotonic clock."""
         self._asked = asked
         self._how = how
         self._workers = workers
         self._began_s = began_s
-        self._load_before = load_average()
+        self._load_before = read_load_average()
         self._job: Job | None = None
         """Job as the first attempt has found it."""
         self._recorder: Recorder | None = None
@@ -52,136 +52,136 @@ class Conductor:
     def run(self) -> int:
         """Measure; the exit code. Raises UsageError for what a user can mend before anything is measured."""
         try:
-            with interrupted_by_signals():
-                return self._attempts()
+            with raise_on_signals():
+                return self._run_attempts()
         except KeyboardInterrupt:
             ignore_signals()
-            return self._interrupted()
+            return self._handle_interrupt()
         except UsageError as error:
             if self._recorder is None:
                 raise
-            self._console.progress_done()
-            say(f"{error.label}: {error}")
+            self._console.hide_progress()
+            print_message(f"{error.label}: {error}")
             self._finish(STOPPED_BY_ERROR)
             return error.exit_code
 
-    def _attempts(self) -> int:
-        progress: list[tuple[int, ...]] = [self._progress()]
+    def _run_attempts(self) -> int:
+        progress: list[tuple[int, ...]] = [self._read_progress()]
         while True:
             try:
-                code = self._attempt()
+                code = self._run_attempt()
             except RestartError as lost:
-                self._console.progress_done()
-                if (given_up := self._lost(lost)) is not None:
+                self._console.hide_progress()
+                if (given_up := self._record_loss(lost)) is not None:
                     return given_up
-                progress.append(self._progress())
+                progress.append(self._read_progress())
                 if is_stuck(progress):
                     why = lost.failure.reason if lost.failure else "the workers cannot go on"
-                    said = f"gave up: {why}, {MOST_IDLE_ATTEMPTS} times in a row"
-                    return self._ended("the ranks died", ExitCode.NOT_MEASURED, said)
+                    said = f"gave up: {why}, {MAX_IDLE_ATTEMPTS} times in a row"
+                    return self._close_files("the ranks died", ExitCode.NOT_MEASURED, said)
             else:
                 self._workers.end()
                 return code
 
-    def _attempt(self) -> int:
+    def _run_attempt(self) -> int:
         workers = self._workers
-        job = self._job = self._job or resolved_on(workers, self._asked)
+        job = self._job = self._job or plan_on_workers(workers, self._asked)
         begun = self._start(job)
-        recorder = self._opened(job, begun)
+        recorder = self._open_recorder(job, begun)
         if self._startup_s is None:
             self._startup_s = round(time.monotonic() - self._began_s, 2)
         # When the first case began, had all attempts followed without a break.
         over_s = time.monotonic() - recorder.elapsed_s
         rounds = Rounds(workers, job.settings, job.plan, begun, recorder, self._console)
         stopped_because = rounds.run()
-        return close(
+        return close_run(
             recorder,
             job.settings,
             job.inspected.parameters,
             self._how,
             startup_s=self._startup_s,
             over_s=over_s,
-            measuring_s=rounds.measuring_s(),
+            measuring_s=rounds.get_measuring_s(),
             stopped_because=stopped_because,
         )
 
     def _start(self, job: Job) -> list[Begun]:
         workers = self._workers
         workers.open()
-        workers.grow(plan.world_size(job.plan))
+        workers.grow(plan.count_ranks(job.plan))
         run = [p.case for p in job.plan if p.skip_reason is None]
         kinds = {(case.mode, case.num_devices, case.backend): case for case in run}
         begun = begin_ranks(workers, job, [*kinds.values()], len(workers))
         check_alike(begun)
         return begun
 
-    def _opened(self, job: Job, begun: Sequence[Begun]) -> Recorder:
+    def _open_recorder(self, job: Job, begun: Sequence[Begun]) -> Recorder:
         """The record of the run, whose folder is opened with the first attempt."""
-        oom_kills = _oom_kills(begun)
+        oom_kills = _collect_oom_kills(begun)
         if (recorder := self._recorder) is not None:
-            recorder.tell(restarts=recorder.manifest.restarts + 1)
+            recorder.update_manifest(restarts=recorder.manifest.restarts + 1)
             begin_attempt(recorder, oom_kills)
             return recorder
         how = self._how
-        manifest = new_manifest(job, how.arguments, begun, load_before=self._load_before)
+        manifest = make_manifest(job, how.arguments, begun, load_before=self._load_before)
         if how.resume is not None:
             check_same(how.resume, read_manifest(how.resume), manifest)
         self._recorder, _, notes = open_run(job.settings, job.plan, manifest, oom_kills, resume=how.resume)
         for note in notes:
-            self._console.note(note, is_fault=True)
+            self._console.print_note(note, is_fault=True)
         return self._recorder
 
-    def _progress(self) -> tuple[int, ...]:
-        return () if self._recorder is None else progress_of(self._recorder.journal.state)
+    def _read_progress(self) -> tuple[int, ...]:
+        return () if self._recorder is None else compute_progress(self._recorder.journal.state)
 
-    def _lost(self, lost: RestartError) -> int | None:
+    def _record_loss(self, lost: RestartError) -> int | None:
         """Write down what ended this attempt; the exit code, or None where the next attempt goes on here."""
         if self._workers.launched is not None:
             return self._leave_to_launcher(lost)
         self._write_down(lost.failure)
         self._workers.end_at_once()
         if self._workers.stuck:  # it may go on to compute, beside what would be measured
-            return self._ended(STUCK, ExitCode.NOT_MEASURED)
+            return self._close_files(STUCK_PROCESS, ExitCode.NOT_MEASURED)
         return None
 
     def _leave_to_launcher(self, lost: RestartError) -> int:
         self._write_down(lost.failure)
         why = "a rank was lost" if lost.failure else "the ranks have to start again"
-        return self._ended(why, ExitCode.START_AGAIN)
+        return self._close_files(why, ExitCode.START_AGAIN)
 
     def _write_down(self, failure: Failure | None) -> None:
         if failure is None:
             return
-        said = settle_fault(self._recorder, failure) if self._recorder else []
-        for line in said or [f"{speaker()}: error: {failure.reason}"]:
-            print(visible(line), file=sys.stderr, flush=True)
+        said = assign_fault(self._recorder, failure) if self._recorder else []
+        for line in said or [f"{get_message_prefix()}: error: {failure.reason}"]:
+            print(escape_controls(line), file=sys.stderr, flush=True)
 
-    def _ended(self, why: str, code: int, said: str = "") -> int:
+    def _close_files(self, why: str, code: int, said: str = "") -> int:
         """Bring the files up to date where no worker goes on, before the workers are ended; the exit code."""
         ignore_signals()
-        self._console.progress_done()
+        self._console.hide_progress()
         if said or self._recorder is None:
-            say(f"error: {said or 'the ranks ended before the run began'}")
+            print_message(f"error: {said or 'the ranks ended before the run began'}")
         self._finish(why)
         return code
 
     def _finish(self, why: str) -> None:
         """Nothing is written where another folder has come to the place of the run's."""
         if self._recorder is not None and self._recorder.journal.is_in_place():
-            finish(self._recorder.folder, why)
+            close_broken_run(self._recorder.folder, why)
 
-    def _interrupted(self) -> int:
+    def _handle_interrupt(self) -> int:
         """After Ctrl-C, or after a launcher's signal, which may be about a worker that has died."""
-        self._console.progress_done()
+        self._console.hide_progress()
         if self._workers.launched is not None and self._workers.is_anyone_lost():
             what = "start-up"
             if self._recorder is not None and (under_way := self._recorder.journal.state.under_way):
                 what = under_way.what
-            return self._leave_to_launcher(self._workers.died(what))
+            return self._leave_to_launcher(self._workers.make_death_error(what))
         if self._recorder is not None:
-            self._ended("interrupted", ExitCode.INTERRUPTED)
+            self._close_files("interrupted", ExitCode.INTERRUPTED)
         return ExitCode.INTERRUPTED
 
 
-def _oom_kills(begun: Sequence[Begun]) -> dict[str, int]:
+def _collect_oom_kills(begun: Sequence[Begun]) -> dict[str, int]:
     return {one.place.host: one.oom_kills for one in begun if one.oom_kills is not None}

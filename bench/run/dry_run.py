@@ -9,18 +9,18 @@ from statistics import median
 from typing import Any
 
 from ..common.console import format_s
-from ..common.numbers import plural
-from ..common.text import listed, to_json, visible
-from ..findings.wording import devices, samples_noun, workload_parts
+from ..common.numbers import format_count
+from ..common.text import escape_controls, format_list, to_json
+from ..findings.wording import format_devices, name_samples, name_workload_parts
 from ..plan import sweep as plan
-from ..plan.settings import AXES, as_text
+from ..plan.settings import AXES, format_value
 from ..results.case_result import CaseResult
 from ..stats.fit import MIN_ROUNDS
 from ..worker import messages as m
 from .begin import Job, begin_ranks
-from .failures import START_LIMIT_S
-from .schedule import INSTRUMENTED, SHARES, passes_of, round_order
-from .stop_rule import estimate_s
+from .failures import START_TIMEOUT_S
+from .schedule import INSTRUMENTED, SHARES, draw_round_order, list_passes
+from .stop_rule import estimate_duration_s
 from .workers import Workers
 
 PROBE_S, NUM_COLD = 1.0, 2
@@ -40,14 +40,14 @@ def show_plan(workers: Workers, job: Job, *, as_json: bool = False) -> None:
     eager = replace(job.plan[0].case, compile="off")
     begin_ranks(workers, job, [eager], 1)
     warm = m.Warm(index=0, case=eager, least_s=PROBE_S, compares=False)
-    steps_ms = workers.value(0, warm, "the probe of single", START_LIMIT_S).times.steps_ms[NUM_COLD:]
+    steps_ms = workers.ask_worker(0, warm, "the probe of single", START_TIMEOUT_S).times.steps_ms[NUM_COLD:]
     runnable = [p for p in job.plan if p.skip_reason is None]
     step_s, of_single = median(steps_ms) / 1000, job.plan[0].case
     batch = of_single.global_batch
-    preparing_s, rounds_s, most = estimate_s(
+    preparing_s, rounds_s, most = estimate_duration_s(
         job.plan, step_s=step_s, single_batch=batch, settings=job.settings
     )
-    kinds = {phase for p in runnable for phase in passes_of(p.case, job.settings)}
+    kinds = {phase for p in runnable for phase in list_passes(p.case, job.settings)}
     passes = {"instrumented" if phase in INSTRUMENTED else phase for phase in kinds}
     is_fixed = most == job.settings.rounds  # the time is enough for them
     least = most if is_fixed else max(int(most * (1 - sum(SHARES[kind] for kind in passes))), 1)
@@ -63,16 +63,20 @@ def show_plan(workers: Workers, job: Job, *, as_json: bool = False) -> None:
         }
         print(to_json(found))
         return
-    here = devices(job.machine.devices_per_node, job.machine.device_type)
-    as_planned = CaseResult.of(of_single.stored())
-    trained = workload_parts(as_planned, job.settings.batch_size)
-    print(visible(f"{len(job.plan)} cases, {len(runnable)} to measure, on {here}; {', '.join(trained)}:"))
-    rows = _rows(job, runnable, samples_noun(as_planned))
+    here = format_devices(job.machine.devices_per_node, job.machine.device_type)
+    as_planned = CaseResult.from_row(of_single.to_row())
+    trained = name_workload_parts(as_planned, job.settings.batch_size)
+    print(
+        escape_controls(
+            f"{len(job.plan)} cases, {len(runnable)} to measure, on {here}; {', '.join(trained)}:"
+        )
+    )
+    rows = _format_rows(job, runnable, name_samples(as_planned))
     if len(rows) > MAX_ROWS:
         rows[NUM_FIRST:-NUM_FIRST] = [f"  … {len(rows) - 2 * NUM_FIRST} more cases; --json lists all of them"]
-        rows += _summary(job)
+        rows += _summarize_plan(job)
     print("\n".join(rows))
-    steps = plural(job.settings.steps_per_block(step_s), "step")
+    steps = format_count(job.settings.count_steps_per_block(step_s), "step")
     print(
         f"Rounds in random order (seed {job.settings.seed}), {steps} per block; a step of "
         f"single takes {step_s * 1000:.0f} ms here (probe of {len(steps_ms)} steps)."
@@ -87,9 +91,9 @@ def show_plan(workers: Workers, job: Job, *, as_json: bool = False) -> None:
     )
 
 
-def _rows(job: Job, runnable: Sequence[plan.Planned], noun: str) -> list[str]:
+def _format_rows(job: Job, runnable: Sequence[plan.Planned], noun: str) -> list[str]:
     """Write a line for each case."""
-    order = round_order(len(runnable), seed=job.settings.seed, round_index=1)
+    order = draw_round_order(len(runnable), seed=job.settings.seed, round_index=1)
     place = {runnable[i].case.case_id: position + 1 for position, i in enumerate(order)}
     width = max(len(p.case.case_id) for p in job.plan)
     rows = []
@@ -100,15 +104,15 @@ def _rows(job: Job, runnable: Sequence[plan.Planned], noun: str) -> list[str]:
     return rows
 
 
-def _summary(job: Job) -> list[str]:
+def _summarize_plan(job: Job) -> list[str]:
     """Say which settings vary between the cases, and how many cases are skipped for each reason."""
     settings: dict[str, Any] = job.settings.stored()
     several = {name: settings[name] for name in ("modes", "gpus", "batch_size", *AXES)}
     varied = [
-        f"--{name.replace('_', '-')} ({listed([*map(as_text, values)])})"
+        f"--{name.replace('_', '-')} ({format_list([*map(format_value, values)])})"
         for name, values in several.items()
         if isinstance(values, tuple) and len(values) > 1
     ]
     reasons = Counter(p.skip_reason for p in job.plan if p.skip_reason is not None)
-    skipped = [f"{plural(num, 'case')} skipped: {reason}" for reason, num in reasons.most_common()]
+    skipped = [f"{format_count(num, 'case')} skipped: {reason}" for reason, num in reasons.most_common()]
     return [f"The cases vary {', '.join(varied)}.", *skipped]

@@ -7,57 +7,57 @@ import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..common.text import listed, visible_lines
-from ..machine.host import ranges
-from ..plan.case import Case, split_of
+from ..common.text import escape_lines, format_list
+from ..machine.host import format_ranges
+from ..plan.case import Case, split_batch
 from ..plan.settings import ResolvedSettings
 from ..results.block_times import Fault
 from ..results.journal import State
 from ..worker.messages import Report, Told
 
-LOOKER = -1
+INSPECTOR_RANK = -1
 """Stands for the rank of the worker that looks at the model, and then ends: what user's code keeps of the
 look, such as tensors on the meta device, is in no process that trains or forks."""
 
-MOST_IDLE_ATTEMPTS = 2
+MAX_IDLE_ATTEMPTS = 2
 """Attempts in a row that may achieve nothing: one can be chance, two have a cause that stays."""
 
-START_LIMIT_S = 600.0
+START_TIMEOUT_S = 600.0
 """Limit for what is done before the first case, such as reading drivers and slow file systems."""
 
-PREPARING_S = 600.0
+PREPARATION_TIMEOUT_S = 600.0
 """Limit for a case's construction, proof and warm-up: compiling a large model takes minutes."""
 
-FORWARD_S = 4.0
+FORWARD_TIMEOUT_S = 4.0
 """More for every forward of a step over all ranks: rank 0 trains them one after another, for 2 steps, twice
 where rounding is to be known; a forward and backward that fills a device takes less than a second."""
 
-AUTOTUNE = 3
+AUTOTUNE_FACTOR = 3
 """Factor on limits where the compiler times its choices: with a cold cache for every convolution."""
 
-LEAST_S = 60.0
+MIN_BLOCK_TIMEOUT_S = 60.0
 """No block is given up sooner: a busy machine or network can stop a process for seconds."""
 
-PATIENCE = 20
+TIMEOUT_FACTOR = 20
 """A block may take this many times what its steps took in the warm-up."""
 
-LEAST_STEPS = 4
+MIN_BLOCK_STEPS = 4
 """A block counts as so many steps at least: some phases take several whatever `--steps` says."""
 
-TURN_S = 900.0
+TURN_TIMEOUT_S = 900.0
 """Limit for the blocks of another run's turn; a turn may also be the preparation of a case."""
 
 
-MOST_NAMED = 4
+MAX_NAMED = 4
 """Ranks that a message names; of more it gives the number."""
 
 DEBUG = "TORCH_DISTRIBUTED_DEBUG"
-CRASHES = f"; {DEBUG}=DETAIL is set, with which some versions of torch crash by themselves: unset it"
+DEBUG_CRASH_NOTE = f"; {DEBUG}=DETAIL is set, with which some versions of torch crash by themselves: unset it"
 
-IDLE = "its wait for the next command"
+IDLE_PLACE = "its wait for the next command"
 """Place where a rank died that had not begun with what it was told last."""
 
-AFTER_ANOTHER = "ended because another rank failed"
+FAILED_AFTER_ANOTHER = "ended because another rank failed"
 """Text for a rank that is not the cause."""
 
 
@@ -80,53 +80,55 @@ class RestartError(Exception):
         """Failure that is to be written down; None where that has been done."""
 
 
-def rank_name(rank: int) -> str:
+def name_worker(rank: int) -> str:
     """Name a worker in a message."""
-    return "the worker that looks at the model" if rank == LOOKER else f"rank {rank}"
+    return "the worker that looks at the model" if rank == INSPECTOR_RANK else f"rank {rank}"
 
 
-def placed(reason: str, *where: str) -> str:
+def add_location(reason: str, *where: str) -> str:
     """A reason with what is known of where it came from: `ValueError: late bug (net.py:31, in forward)`."""
     known = "; ".join(filter(None, where))
     return f"{reason} ({known})" if known else reason
 
 
-def written(title: str, found: Failure) -> str:
+def format_failure(title: str, found: Failure) -> str:
     """Write a failure as it is kept: what failed when and why, then each rank; equal accounts as one."""
     told: dict[str, list[int]] = {}
     for rank, text in sorted(found.ranks.items()):
         told.setdefault(text.strip(), []).append(rank)
     parts = [title, found.reason, ""]
     for text, ranks in told.items():
-        parts += [f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}: {text}", ""]
-    return visible_lines("\n".join(parts)) + "\n"
+        parts += [f"{'rank' if len(ranks) == 1 else 'ranks'} {format_ranges(ranks)}: {text}", ""]
+    return escape_lines("\n".join(parts)) + "\n"
 
 
-def cause_in(reports: Mapping[int, Report]) -> tuple[int, Fault] | None:
+def find_cause(reports: Mapping[int, Report]) -> tuple[int, Fault] | None:
     """The rank that did not fail because another one did, else the first that is not well, and its fault."""
     bad = [(rank, report.fault) for rank, report in reports.items() if report.fault is not None]
     own = (one for one in bad if reports[one[0]].is_failure and one[1].is_cause)
     return next(own, next(iter(bad), None))
 
 
-def failure_in(reports: Mapping[int, Report], *, waiting: Iterable[int] = ()) -> Failure | None:
+def find_failure(reports: Mapping[int, Report], *, waiting: Iterable[int] = ()) -> Failure | None:
     """Find what ended a case, from the reports of its ranks; None where all are well.
 
     A rank that failed because another one did is no cause, unless no other is known. Where some of the ranks
     that are `waiting` have not reported, the reason says which rank it was.
     """
-    if (cause := cause_in(reports)) is None:
+    if (cause := find_cause(reports)) is None:
         return None
     first, fault = cause
     any_cause = reports[first].is_failure and fault.is_cause
-    ranks = dict.fromkeys(waiting, AFTER_ANOTHER)
-    rank = rank_name(first) if ranks else ""
-    ranks |= {rank: _account(r, any_cause=any_cause) for rank, r in reports.items()}
-    reason = placed(fault.reason, reports[first].place, rank)
+    ranks = dict.fromkeys(waiting, FAILED_AFTER_ANOTHER)
+    rank = name_worker(first) if ranks else ""
+    ranks |= {rank: _describe_report(r, any_cause=any_cause) for rank, r in reports.items()}
+    reason = add_location(fault.reason, reports[first].place, rank)
     return Failure(fault.status, reason, fault.reason_code, ranks=ranks)
 
 
-def timed_out(told: Mapping[int, Told], names: Mapping[int, str], what: str, limit_s: float) -> Failure:
+def describe_timeout(
+    told: Mapping[int, Told], names: Mapping[int, str], what: str, limit_s: float
+) -> Failure:
     """Describe what came to no end: who of those with `names` is late, by ranks that answer at all."""
     ranks = {
         rank: f"{f'waited for {one.waits_for}' if one.waits_for else 'was at work'}\n{one.stacks}"
@@ -136,7 +138,7 @@ def timed_out(told: Mapping[int, Told], names: Mapping[int, str], what: str, lim
     working = [f"{names[rank]} {one.where}" for rank, one in sorted(told.items()) if not one.waits_for]
     # Who is at work may wait, deep in a step, for one that gives no answer.
     if late := [f"{names[rank]} gave no answer" for rank in sorted(silent)] or working:
-        who = listed(late, MOST_NAMED)
+        who = format_list(late, MAX_NAMED)
     else:
         first = min(told)
         who = f"{names[first]} waits for {told[first].waits_for}"
@@ -147,28 +149,28 @@ def timed_out(told: Mapping[int, Told], names: Mapping[int, str], what: str, lim
     )
 
 
-def _account(report: Report, *, any_cause: bool) -> str:
+def _describe_report(report: Report, *, any_cause: bool) -> str:
     if report.fault is None or not report.is_failure:
         return "did not fail"
     if any_cause and not report.fault.is_cause:
-        return f"{AFTER_ANOTHER}: {report.fault.reason}"
+        return f"{FAILED_AFTER_ANOTHER}: {report.fault.reason}"
     return f"raised\n{report.traceback}"
 
 
-def preparing_s(settings: ResolvedSettings, case: Case | None = None) -> float:
+def compute_preparing_limit_s(settings: ResolvedSettings, case: Case | None = None) -> float:
     """The time limit of a case's construction, proof and warm-up, or of one all-reduce curve, in seconds."""
-    num_forwards = split_of(case).num_forwards * case.accumulate if case else 0
-    usual_s = PREPARING_S * (AUTOTUNE if "max-autotune" in settings.axes["compile"] else 1)
-    return settings.case_timeout or usual_s + FORWARD_S * num_forwards
+    num_forwards = split_batch(case).num_forwards * case.accumulate if case else 0
+    usual_s = PREPARATION_TIMEOUT_S * (AUTOTUNE_FACTOR if "max-autotune" in settings.axes["compile"] else 1)
+    return settings.case_timeout or usual_s + FORWARD_TIMEOUT_S * num_forwards
 
 
-def block_s(settings: ResolvedSettings, longest_step_s: float, step_s: float) -> float:
+def compute_block_limit_s(settings: ResolvedSettings, longest_step_s: float, step_s: float) -> float:
     """The time limit of a block, in seconds, by the longest step of its warm-up and by a usual one."""
-    usual_s = max(longest_step_s * LEAST_STEPS, step_s * settings.steps_per_block(step_s))
-    return settings.case_timeout or max(LEAST_S, PATIENCE * usual_s)
+    usual_s = max(longest_step_s * MIN_BLOCK_STEPS, step_s * settings.count_steps_per_block(step_s))
+    return settings.case_timeout or max(MIN_BLOCK_TIMEOUT_S, TIMEOUT_FACTOR * usual_s)
 
 
-def progress_of(state: State) -> tuple[int, ...]:
+def compute_progress(state: State) -> tuple[int, ...]:
     """Return the state before the next attempt: blocks, cases settled and failed, curves done.
 
     What was under way when the ranks died counts as done: the next attempt gives it up.
@@ -184,26 +186,26 @@ def progress_of(state: State) -> tuple[int, ...]:
 
 
 def is_stuck(progress: Sequence[object]) -> bool:
-    """Tell whether to start the ranks no more: the last `MOST_IDLE_ATTEMPTS` attempts achieved nothing.
+    """Tell whether to start the ranks no more: the last `MAX_IDLE_ATTEMPTS` attempts achieved nothing.
 
     `progress` is that before each attempt, and that of now.
     """
-    last = progress[-MOST_IDLE_ATTEMPTS - 1 :]
-    return len(last) > MOST_IDLE_ATTEMPTS and all(one == last[-1] for one in last)
+    last = progress[-MAX_IDLE_ATTEMPTS - 1 :]
+    return len(last) > MAX_IDLE_ATTEMPTS and all(one == last[-1] for one in last)
 
 
-def failure_of(exit_codes: Mapping[int, int | None], *, what: str, out_of_memory: bool) -> Failure:
+def describe_exit(exit_codes: Mapping[int, int | None], *, what: str, out_of_memory: bool) -> Failure:
     """Status and reason of the case in whose `what` (`round 3 (timed)`) ranks ended.
 
     `exit_codes` are by rank in the order of their ends, None where another process has started it;
     `out_of_memory` says that the kernel's OOM killer struck meanwhile.
     """
-    found = _cause(exit_codes, what, out_of_memory=out_of_memory)
-    ranks = {rank: _end(code) for rank, code in exit_codes.items()}
-    return replace(found, ranks=ranks, was_idle=what == IDLE)
+    found = _describe_cause(exit_codes, what, out_of_memory=out_of_memory)
+    ranks = {rank: _describe_end(code) for rank, code in exit_codes.items()}
+    return replace(found, ranks=ranks, was_idle=what == IDLE_PLACE)
 
 
-def _end(code: int | None) -> str:
+def _describe_end(code: int | None) -> str:
     if code is None:
         return "ended unexpectedly"
     if code >= 0:
@@ -212,14 +214,14 @@ def _end(code: int | None) -> str:
     return f"was killed by signal {-code} ({name})"
 
 
-def _cause(exit_codes: Mapping[int, int | None], what: str, *, out_of_memory: bool) -> Failure:
+def _describe_cause(exit_codes: Mapping[int, int | None], what: str, *, out_of_memory: bool) -> Failure:
     known = {rank: code for rank, code in exit_codes.items() if code is not None}
     killed = [rank for rank, code in known.items() if code < 0]
-    who, how = "a rank", _end(None)
+    who, how = "a rank", _describe_end(None)
     if exit_codes:
         first = next(iter(killed or known or exit_codes))
-        who, how = rank_name(first), _end(exit_codes[first])
+        who, how = name_worker(first), _describe_end(exit_codes[first])
     if out_of_memory and (not killed or -signal.SIGKILL in known.values()):
         return Failure("oom", f"{who} was killed by the kernel for want of host memory in {what}")
     crashes = -signal.SIGSEGV in known.values() and os.environ.get(DEBUG) == "DETAIL"
-    return Failure("failed", f"{who} {how} in {what}{CRASHES if crashes else ''}")
+    return Failure("failed", f"{who} {how} in {what}{DEBUG_CRASH_NOTE if crashes else ''}")

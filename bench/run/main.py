@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..common.cli import Parser, command, guarded, say, speaker
+from ..common.cli import Parser, format_command, get_message_prefix, print_message, run_command
 from ..common.errors import ExitCode, UsageError
-from ..common.process import interrupted_by_signals
-from ..machine.launch import Launch, launch, ranks_environment
+from ..common.process import raise_on_signals
+from ..machine.launch import Launch, make_ranks_environment, read_launch
 from ..plan.case_settings import DDP_DEFAULTS, MODE_DEFAULTS, STEP_DEFAULTS
 from ..plan.resolve import PRESETS, RACE_DEFAULTS, resolve
-from ..plan.settings import Settings, as_text, options_of
-from .workers import running_workers
+from ..plan.settings import Settings, format_value, list_options
+from .workers import hold_workers
 
-NOT_SETTINGS = ("preset", "config", "resume", "dry_run", "quiet", "json")
+RUN_OPTION_NAMES = ("preset", "config", "resume", "dry_run", "quiet", "json")
 """Options that say how to run, not what."""
 
 GROUPS = {
@@ -75,7 +75,7 @@ EXIT_CODES = "0 done, 2 your input or setup, 4 a mode could not be measured."
 RUN = CommandHelp("run", __doc__, EXAMPLES)
 
 
-def parser(told: CommandHelp = RUN) -> Parser:
+def make_parser(told: CommandHelp = RUN) -> Parser:
     """Make the parser: an option per setting, plus how to invoke."""
     made = Parser(
         told.name,
@@ -92,7 +92,7 @@ def parser(told: CommandHelp = RUN) -> Parser:
         shown = argparse.SUPPRESS if name in told.refused else told.meanings.get(name, meaning)
         group.add_argument(f"--{name.replace('_', '-')}", help=shown, **how)
 
-    options = {option.name: option for option in options_of()}
+    options = {option.name: option for option in list_options()}
     of_preset = PRESETS.get(told.name, {})
     of_preset = {**RACE_DEFAULTS, **of_preset} if of_preset.get("race") else of_preset
     for title, names in GROUPS.items():
@@ -101,7 +101,7 @@ def parser(told: CommandHelp = RUN) -> Parser:
             metavar, meaning = option.metadata["metavar"], option.metadata["help"]
             default = of_preset.get(option.name, option.metadata["usual"])
             if default is not None:
-                usual = as_text(default).replace("%", "%%")
+                usual = format_value(default).replace("%", "%%")
                 meaning = f"{meaning.partition(' (default:')[0]} (default: {usual})"
             alone = {"nargs": "?", "const": "on"} if metavar.startswith("on|off") else {}
             add(group, option.name, meaning, metavar=metavar, default=argparse.SUPPRESS, **alone)
@@ -116,24 +116,25 @@ def parser(told: CommandHelp = RUN) -> Parser:
     return made
 
 
-def settings_of(arguments: Sequence[str], *, decided: Sequence[str] = ()) -> Settings:
+def parse_settings(arguments: Sequence[str], *, decided: Sequence[str] = ()) -> Settings:
     """The settings that a command line asks for.
 
     Raises UsageError for what cannot be, and for an option of `decided`, which the caller decides itself.
     """
-    options = vars(parser().parse_args(list(arguments)))
+    options = vars(make_parser().parse_args(list(arguments)))
     for name in decided:
         if options.get(name):
             option = f"--{name.replace('_', '-')}"
             raise UsageError(
-                f"remove {option} from the arguments of {speaker('run')}: this command decides on it"
+                f"remove {option} from the arguments of {get_message_prefix('run')}: this command "
+                f"decides on it"
             )
-    how = _how(options)
+    how = _split_how(options)
     return resolve(options, preset=how["preset"], config=how["config"])
 
 
-def _how(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: options.pop(name) for name in NOT_SETTINGS}
+def _split_how(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: options.pop(name) for name in RUN_OPTION_NAMES}
 
 
 def main(argv: Sequence[str] | None = None, told: CommandHelp = RUN) -> int:
@@ -145,25 +146,25 @@ def main(argv: Sequence[str] | None = None, told: CommandHelp = RUN) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
 
     def run() -> int:
-        os.environ.update(ranks_environment(os.environ))
-        there = launch(os.environ)
+        os.environ.update(make_ranks_environment(os.environ))
+        there = read_launch(os.environ)
         try:
-            options = vars(parser(told).parse_args(arguments))
+            options = vars(make_parser(told).parse_args(arguments))
             if told.refused and (options["resume"] is not None or options["preset"] != told.name):
-                whose = f"are options of {command('run')}, not of {command(told.name)}"
+                whose = f"are options of {format_command('run')}, not of {format_command(told.name)}"
                 raise UsageError(f"--preset and --resume {whose}")
-            return _main(options, arguments, there)
+            return _run_command(options, arguments, there)
         except UsageError as error:
             if there is None or there.rank == 0:
                 raise
             return error.exit_code  # all of a launcher's processes refuse alike, and the first one speaks
 
-    return guarded(told.name, run)
+    return run_command(told.name, run)
 
 
-def _main(options: dict[str, Any], arguments: list[str], there: Launch | None) -> int:
+def _run_command(options: dict[str, Any], arguments: list[str], there: Launch | None) -> int:
     began_s = time.monotonic()
-    how = _how(options)
+    how = _split_how(options)
     resume: Path | None = how["resume"]
     if resume is not None and (how["preset"] or how["config"] or how["dry_run"]):
         raise UsageError(
@@ -178,13 +179,13 @@ def _main(options: dict[str, Any], arguments: list[str], there: Launch | None) -
         join(there)
     is_complete = False
     if resume is not None:
-        settings, is_complete = _resumed(
+        settings, is_complete = _read_resumed(
             resume, {name: settings.stored()[name] for name in options}, is_launched=there is not None
         )
     if is_complete:
-        say(f"{resume} is complete: nothing is left to do")
+        print_message(f"{resume} is complete: nothing is left to do")
         if there is not None:  # the other ranks wait to be told
-            with running_workers(settings) as workers:
+            with hold_workers(settings) as workers:
                 workers.open()
                 workers.end()
         return ExitCode.OK
@@ -192,29 +193,29 @@ def _main(options: dict[str, Any], arguments: list[str], there: Launch | None) -
         from ..results.run_folder import check_claimable
 
         check_claimable(Path(settings.out))
-    with interrupted_by_signals(), running_workers(settings) as workers:
+    with raise_on_signals(), hold_workers(settings) as workers:
         # Pandas and scipy take a second, in which the workers import torch.
-        from .begin import resolved_on
-        from .close import How
+        from .begin import plan_on_workers
+        from .close import RunOptions
         from .conductor import Conductor
         from .dry_run import show_plan
 
         if how["dry_run"]:
-            show_plan(workers, resolved_on(workers, settings), as_json=how["json"])
+            show_plan(workers, plan_on_workers(workers, settings), as_json=how["json"])
             workers.end()
             return ExitCode.OK
-        done = How(arguments=arguments, resume=resume, quiet=how["quiet"], as_json=how["json"])
+        done = RunOptions(arguments=arguments, resume=resume, quiet=how["quiet"], as_json=how["json"])
         return Conductor(settings, done, workers, began_s=began_s).run()
 
 
-def _resumed(folder: Path, changes: Mapping[str, Any], *, is_launched: bool) -> tuple[Settings, bool]:
+def _read_resumed(folder: Path, changes: Mapping[str, Any], *, is_launched: bool) -> tuple[Settings, bool]:
     """The settings to go on with in a folder, and whether nothing is left to do there."""
     from ..results.disk import FolderLock
     from ..results.journal import read
     from . import open_folder
 
-    settings = open_folder.settings_of(folder, changes)
-    complete = not set(changes) & set(open_folder.MAY_CHANGE) and read(folder).is_complete
+    settings = open_folder.read_settings(folder, changes)
+    complete = not set(changes) & set(open_folder.RESUME_SETTINGS) and read(folder).is_complete
     if not complete and not is_launched:
         FolderLock(folder).release()  # in use: said before anything starts
     return settings, complete

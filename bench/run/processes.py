@@ -22,16 +22,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..common.process import Child, ended, own_command, rank_variables
-from ..machine.gpus import gpus
+from ..common.process import Child, make_package_command, make_rank_variables, wait_or_kill
+from ..machine.gpus import describe_gpus
 from ..plan.settings import Settings
 from ..worker import messages as m
-from .failures import rank_name
+from .failures import name_worker
 
-ANSWER_S = 10.0
+ANSWER_TIMEOUT_S = 10.0
 """The process with torch only forks and looks: it answers sooner, or it is stopped or stuck."""
 
-IMPORT_S = 600.0
+IMPORT_TIMEOUT_S = 600.0
 """Seconds that it may import torch before that: slow file systems take minutes."""
 
 INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
@@ -55,7 +55,7 @@ class Processes:
             if sys.platform == "linux":
                 whose = map(str, (os.getpid(), theirs.fileno()))
                 self.server = subprocess.Popen(
-                    own_command("-m", "ddp_bench.bench.worker.forks", *whose, *modules),
+                    make_package_command("-m", "ddp_bench.bench.worker.forks", *whose, *modules),
                     env=os.environ | self.variables,
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,  # Ctrl-C is for this process
@@ -66,27 +66,27 @@ class Processes:
     def start(self, rank: int, connection: socket.socket, environment: Mapping[str, str]) -> None:
         """Start a worker that has the other end of a connection: nobody else can connect in its place."""
         whole = {**os.environ, **self.variables, **environment}
-        pid = self.asked({"environment": whole}, [connection.fileno()], within_s=IMPORT_S)
+        pid = self.ask_server({"environment": whole}, [connection.fileno()], within_s=IMPORT_TIMEOUT_S)
         if pid is not None:
             self._children[rank] = _Forked(self, pid)
             return
         self._children[rank] = subprocess.Popen(
-            own_command("-m", "ddp_bench.bench.worker.main", str(connection.fileno())),
+            make_package_command("-m", "ddp_bench.bench.worker.main", str(connection.fileno())),
             env=whole,
             pass_fds=[connection.fileno()],
             start_new_session=True,
         )
 
-    def codes(self, ranks: Iterable[int], *, within_s: float = 2.0) -> dict[int, int]:
+    def collect_exit_codes(self, ranks: Iterable[int], *, within_s: float = 2.0) -> dict[int, int]:
         """The exit codes of workers started here, or minus their signals; those that live on are killed."""
         found = {rank: self._children.pop(rank) for rank in [*ranks] if rank in self._children}
-        codes = ended([*found.values()], within_s=within_s)
+        codes = wait_or_kill([*found.values()], within_s=within_s)
         self.stuck += [one.pid for one, code in zip(found.values(), codes, strict=True) if code is None]
         return {rank: code for rank, code in zip(found, codes, strict=True) if code is not None}
 
     def end_all(self) -> None:
         """End those that are left, whatever they do."""
-        self.codes([*self._children], within_s=0.0)
+        self.collect_exit_codes([*self._children], within_s=0.0)
 
     def close(self) -> None:
         """End all, and what they are forks of; those that are started later start each by itself."""
@@ -96,12 +96,16 @@ class Processes:
         self._end_server()
 
     def _end_server(self) -> None:
-        if self.server is not None and ended([self.server], within_s=0.0) == [None]:
+        if self.server is not None and wait_or_kill([self.server], within_s=0.0) == [None]:
             self.stuck.append(self.server.pid)
         self.server = None
 
-    def asked(
-        self, request: Mapping[str, Any], descriptors: Sequence[int] = (), *, within_s: float = ANSWER_S
+    def ask_server(
+        self,
+        request: Mapping[str, Any],
+        descriptors: Sequence[int] = (),
+        *,
+        within_s: float = ANSWER_TIMEOUT_S,
     ) -> int | None:
         """Ask the process with torch for its answer; None where it has gone, or is ended for giving none."""
         if self.server is None:
@@ -130,26 +134,26 @@ class _Forked:
     def poll(self) -> int | None:
         """Its exit code; SIGKILL, with which the kernel ends it, where its parent has gone."""
         if self._code is None:
-            self._code = self._processes.asked({"pid": self.pid})
+            self._code = self._processes.ask_server({"pid": self.pid})
         if self._code is None and self._processes.server is None:
             self._code = -signal.SIGKILL
         return self._code
 
 
-def worker_variables(device_type: str) -> dict[str, str]:
+def make_worker_variables(device_type: str) -> dict[str, str]:
     """Return the variables that a worker on this machine needs beside this process's."""
     # What the environment says of interfaces is for ranks on several machines: it would open ports to these.
     loopback = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), INTERFACE)
-    return rank_variables(os.environ, device_type) | loopback
+    return make_rank_variables(os.environ, device_type) | loopback
 
 
-def expected_device(settings: Settings) -> str:
+def guess_device(settings: Settings) -> str:
     """The kind of device that torch will find, as far as can be told without it."""
-    seen = bool(gpus()) or any((Path("/dev") / name).exists() for name in OTHER_GPUS)
+    seen = bool(describe_gpus()) or any((Path("/dev") / name).exists() for name in OTHER_GPUS)
     return "cuda" if settings.device != "cpu" and seen else "cpu"
 
 
-def modules_for(settings: Settings) -> list[str]:
+def list_modules(settings: Settings) -> list[str]:
     """List the modules that workers are to have imported before they are forked.
 
     The first one starts threads where OMP_NUM_THREADS asks for some: then there is nothing to fork. DDP and
@@ -159,16 +163,16 @@ def modules_for(settings: Settings) -> list[str]:
     return ["numpy", "ddp_bench.bench.worker.main", "torch._dynamo", *more]
 
 
-HELLO_S = 10.0
+HELLO_TIMEOUT_S = 10.0
 """A worker says who it is as soon as it has connected."""
 
-MOST_SILENT = 64
+MAX_SILENT = 64
 """Connections that may not have said so yet; of more the oldest is closed. A worker connects again."""
 
-MOST_HELLO = 2**16
+MAX_HELLO = 2**16
 """Bytes of the first line of a worker."""
 
-SEND_S = 10.0
+SEND_TIMEOUT_S = 10.0
 """A worker reads at once what it is sent; of one that does not, the missing answer tells."""
 
 
@@ -184,10 +188,10 @@ class Worker:
     received: bytearray = field(default_factory=bytearray)
 
     def __post_init__(self) -> None:
-        self.connection.settimeout(SEND_S)
+        self.connection.settimeout(SEND_TIMEOUT_S)
 
     def __str__(self) -> str:
-        return f"{rank_name(self.rank)} on {self.host}"
+        return f"{name_worker(self.rank)} on {self.host}"
 
     def send(self, command: m.Command[Any]) -> None:
         """Send it what to do; one that takes nothing is found where its answer is awaited."""
@@ -200,21 +204,21 @@ class Worker:
 
     def receive(self) -> tuple[list[m.AnyAnswer], bool]:
         """The answers that are whole with what has come, and whether it has gone."""
-        content = _received(self.connection)
+        content = _receive_bytes(self.connection)
         self.was_idle |= content is None
         self.received += content or b""
         lines: list[bytearray] = []
         if b"\n" in (content or b""):
             *lines, self.received = self.received.split(b"\n")
         try:
-            if len(self.received) > m.MOST_BYTES:
+            if len(self.received) > m.MAX_BYTES:
                 raise ValueError("a line without an end")
             return [m.decode(line, m.AnyAnswer) for line in lines], not content
         except ValueError:  # no worker sends that: as one that has gone
             return [], True
 
 
-def _received(connection: socket.socket) -> bytes | None:
+def _receive_bytes(connection: socket.socket) -> bytes | None:
     """Return what has come: nothing from a worker that has gone, None where it had not read what it was sent.
 
     A worker reads a command at once; one that has not had died before. TCP resets what is closed with
@@ -249,37 +253,37 @@ class Meeting:
         self.address = f"{host} {self._listener.getsockname()[1]} {self._token}"
         """For the launcher's store, where the workers find it."""
 
-    def arrived(self, within_s: float) -> list[tuple[m.Hello, socket.socket]]:
+    def accept_workers(self, within_s: float) -> list[tuple[m.Hello, socket.socket]]:
         """Workers that have said who they are, with their connections."""
         found = []
         for key, _ in self._selector.select(within_s):
             if key.fileobj is self._listener:
                 self._accept()
-            elif (come := key.data) in self._silent and (hello := self._said(come)) is not None:
+            elif (come := key.data) in self._silent and (hello := self._receive_hello(come)) is not None:
                 self._selector.unregister(come)
                 del self._silent[come]
                 found.append((hello, come))
         late = [one for one, (_, until_s) in self._silent.items() if time.monotonic() > until_s]
-        self._refuse(*late, *[*self._silent][:-MOST_SILENT])
+        self._refuse(*late, *[*self._silent][:-MAX_SILENT])
         return found
 
     def _accept(self) -> None:
         try:
-            connection = m.quick(self._listener.accept()[0])
+            connection = m.set_socket_options(self._listener.accept()[0])
         except OSError:  # it has gone again, or there are no descriptors left
             self._refuse(*[*self._silent][:1])
             return
-        connection.settimeout(SEND_S)
-        self._silent[connection] = bytearray(), time.monotonic() + HELLO_S
+        connection.settimeout(SEND_TIMEOUT_S)
+        self._silent[connection] = bytearray(), time.monotonic() + HELLO_TIMEOUT_S
         self._selector.register(connection, selectors.EVENT_READ, connection)
 
-    def _said(self, connection: socket.socket) -> m.Hello | None:
+    def _receive_hello(self, connection: socket.socket) -> m.Hello | None:
         """The hello of a worker, once it is whole; whoever says anything else is refused."""
         said, _ = self._silent[connection]
         with contextlib.suppress(OSError, ValueError):
-            content = connection.recv(MOST_HELLO)
+            content = connection.recv(MAX_HELLO)
             said += content
-            if content and len(said) < MOST_HELLO and not said.endswith(b"\n"):
+            if content and len(said) < MAX_HELLO and not said.endswith(b"\n"):
                 return None
             hello: m.Hello = m.decode(bytes(said), m.Hello)
             if secrets.compare_digest(hello.token.encode(), self._token.encode()):

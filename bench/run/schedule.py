@@ -28,14 +28,14 @@ AFTER_ROUNDS = 0
 """The round of a trace that comes after all rounds: a run that is resumed for more of them has it already."""
 
 
-def round_order(num_cases: int, *, seed: int, round_index: int) -> list[int]:
+def draw_round_order(num_cases: int, *, seed: int, round_index: int) -> list[int]:
     """Draw a fresh random order of the cases for each round."""
     order = list(range(num_cases))
     random.Random(f"{seed}/{round_index}").shuffle(order)
     return order
 
 
-def passes_of(case: Case, settings: ResolvedSettings) -> list[str]:
+def list_passes(case: Case, settings: ResolvedSettings) -> list[str]:
     """Return the passes that are measured of a case beside timed steps, within the rounds."""
     found = ["no_sync", "comm", "anatomy"] if case.communicates else ["anatomy"]
     if is_traced(case, settings, last=False):
@@ -45,15 +45,15 @@ def passes_of(case: Case, settings: ResolvedSettings) -> list[str]:
     return [*found, "calibration"] if is_calibrated(case, settings) else found
 
 
-def fixed_phases(one: Planned | LiveCase, *, round_index: int, settings: ResolvedSettings) -> list[str]:
+def list_fixed_phases(one: Planned | LiveCase, *, round_index: int, settings: ResolvedSettings) -> list[str]:
     """The phases of a case in a round of a run with `--rounds`, in their order."""
     # Devices that share a core time each other: one look at those is enough.
     looks = round_index == 1 or (round_index % INSTRUMENTED_EVERY == 1 and not one.oversubscribed)
-    passes = [phase for phase in passes_of(one.case, settings) if looks or phase not in INSTRUMENTED]
-    return shuffled(["timed", *passes], f"{settings.seed}/{round_index}/{one.case.case_id}")
+    passes = [phase for phase in list_passes(one.case, settings) if looks or phase not in INSTRUMENTED]
+    return shuffle_phases(["timed", *passes], f"{settings.seed}/{round_index}/{one.case.case_id}")
 
 
-def shuffled(phases: list[str], seed: str) -> list[str]:
+def shuffle_phases(phases: list[str], seed: str) -> list[str]:
     """Timed steps and those under `no_sync` in random order, what looks inside after them.
 
     Neither of the two always follows the other: what a block leaves behind would look like exposure.
@@ -73,17 +73,18 @@ def is_traced(case: Case, settings: ResolvedSettings, *, last: bool) -> bool:
     return wanted and "trace" not in case.unmeasured and last == (case.device_type == "cuda")
 
 
-def unfinished(
+def list_unfinished(
     plan: Sequence[Planned], settings: ResolvedSettings, recorder: Recorder
 ) -> list[tuple[int, Planned]]:
     """The cases of a plan that have something left to measure, with their places in it."""
     settled = recorder.journal.state.settled
-    measured = recorder.measured()
+    measured = recorder.list_measured()
 
     def is_done(planned: Planned) -> bool:
         case_id = planned.case.case_id
         return settings.rounds is not None and all(
-            (case_id, phase, r) in measured for phase, r in _fixed_blocks(planned, settings, settings.rounds)
+            (case_id, phase, r) in measured
+            for phase, r in _list_fixed_blocks(planned, settings, settings.rounds)
         )
 
     return [
@@ -93,11 +94,13 @@ def unfinished(
     ]
 
 
-def _fixed_blocks(planned: Planned, settings: ResolvedSettings, num_rounds: int) -> list[tuple[str, int]]:
+def _list_fixed_blocks(
+    planned: Planned, settings: ResolvedSettings, num_rounds: int
+) -> list[tuple[str, int]]:
     found = [
         (phase, r)
         for r in range(1, num_rounds + 1)
-        for phase in fixed_phases(planned, round_index=r, settings=settings)
+        for phase in list_fixed_phases(planned, round_index=r, settings=settings)
     ]
     return [*found, ("trace", AFTER_ROUNDS)] if is_traced(planned.case, settings, last=True) else found
 
@@ -108,7 +111,7 @@ SHARES = {"no_sync": 0.15, "comm": 0.03, "instrumented": 0.05, "calibration": 0.
 SHARED_VISITS = 2 * MIN_ROUNDS
 """Rounds of a case that shares devices, which says nothing about scaling: half of them with passes."""
 
-LEAST_VISITS = {"no_sync": 2 * MIN_ROUNDS, "comm": 2 * MIN_ROUNDS, "calibration": MIN_ROUNDS}
+MIN_VISITS = {"no_sync": 2 * MIN_ROUNDS, "comm": 2 * MIN_ROUNDS, "calibration": MIN_ROUNDS}
 """Visits that these phases get beyond their share, where steps are long: fewer give no or a wide interval."""
 
 CALIBRATION_STEPS = 20
@@ -157,7 +160,7 @@ class Schedule:
         self.visits[case_id, phase] += 1
         self.took_s[case_id, phase] = seconds
 
-    def round(
+    def plan_round(
         self, live: Sequence[LiveCase], round_index: int, *, resting: Collection[str] = frozenset()
     ) -> dict[int, list[str]]:
         """The phases of every case to be visited in a round, by its place in the plan.
@@ -166,7 +169,8 @@ class Schedule:
         """
         if self.settings.rounds is not None:
             return {
-                one.index: fixed_phases(one, round_index=round_index, settings=self.settings) for one in live
+                one.index: list_fixed_phases(one, round_index=round_index, settings=self.settings)
+                for one in live
             }
         own = [one for one in live if not one.oversubscribed] or list(live)
         chosen = {one.index: ["timed"] for one in own if one.case.case_id not in resting}
@@ -182,30 +186,30 @@ class Schedule:
                 (one, phase)
                 for phase in phases
                 for one in cases
-                if self.has_enough(one) and phase in passes_of(one.case, self.settings)
+                if self.has_enough(one) and phase in list_passes(one.case, self.settings)
             ]
-            for one, phase in self._affordable(wanted, kind, per_round=most):
+            for one, phase in self._select_affordable(wanted, kind, per_round=most):
                 chosen.setdefault(one.index, []).append(phase)
         for one in live:
             if one in own or self.visits[one.case.case_id, "timed"] >= SHARED_VISITS:
                 continue
-            passes = passes_of(one.case, self.settings) if self.has_enough(one) else []
+            passes = list_passes(one.case, self.settings) if self.has_enough(one) else []
             lacking = [p for p in passes if p == "no_sync" or not self.visits[one.case.case_id, p]]
             chosen[one.index] = ["timed", *lacking]
         seed = f"{self.settings.seed}/{round_index}"
-        return {index: shuffled(phases, f"{seed}/{index}") for index, phases in chosen.items()}
+        return {index: shuffle_phases(phases, f"{seed}/{index}") for index, phases in chosen.items()}
 
-    def shortage(self, live: Sequence[LiveCase], left_s: float | None) -> str:
+    def explain_shortage(self, live: Sequence[LiveCase], left_s: float | None) -> str:
         """Say that the time left gives no intervals, and what would; empty where it is enough."""
         if self.settings.rounds is not None or left_s is None or not live:
             return ""
-        timed_s = sum(self._expected_s(one, "timed") for one in live if not self.has_enough(one))
+        timed_s = sum(self._estimate_block_s(one, "timed") for one in live if not self.has_enough(one))
         calibration_s = sum(
-            self._expected_s(one, "calibration")
+            self._estimate_block_s(one, "calibration")
             for one in live
             if is_calibrated(one.case, self.settings) and not self.visits[one.case.case_id, "calibration"]
         )
-        needed_s = MIN_ROUNDS * timed_s + LEAST_VISITS["calibration"] * calibration_s
+        needed_s = MIN_ROUNDS * timed_s + MIN_VISITS["calibration"] * calibration_s
         if needed_s <= left_s:
             return ""
         return (
@@ -217,7 +221,7 @@ class Schedule:
         """Tell whether the timed blocks of a case are enough for an interval."""
         return self.visits[one.case.case_id, "timed"] >= MIN_ROUNDS
 
-    def _affordable(
+    def _select_affordable(
         self, wanted: Sequence[tuple[LiveCase, str]], kind: str, *, per_round: int
     ) -> list[tuple[LiveCase, str]]:
         """Those cases and phases visited least, as many as the share of their kind allows.
@@ -228,7 +232,7 @@ class Schedule:
         found: list[tuple[LiveCase, str]] = []
         by_visits = sorted(wanted, key=lambda pair: self.visits[pair[0].case.case_id, pair[1]])
         for one, phase in by_visits[:per_round]:
-            cost_s = self._expected_s(one, phase)
+            cost_s = self._estimate_block_s(one, phase)
             if not self._is_due(one, phase) and spent_s + cost_s > SHARES[kind] * (total_s + cost_s):
                 break
             spent_s, total_s = spent_s + cost_s, total_s + cost_s
@@ -238,15 +242,15 @@ class Schedule:
     def _is_due(self, one: LiveCase, phase: str) -> bool:
         """Tell whether a pass comes at any cost, after every second timed block until it has its least."""
         visits, timed = (self.visits[one.case.case_id, name] for name in (phase, "timed"))
-        return visits < LEAST_VISITS.get(phase, 1) and timed > 2 * visits
+        return visits < MIN_VISITS.get(phase, 1) and timed > 2 * visits
 
-    def _expected_s(self, one: LiveCase, phase: str) -> float:
+    def _estimate_block_s(self, one: LiveCase, phase: str) -> float:
         """Seconds of the next block of a phase: those of the last one, or else by the case's step."""
-        steps = self.steps_of(phase, one.step_s)
+        steps = self.estimate_steps(phase, one.step_s)
         return self.took_s.get((one.case.case_id, phase), steps * one.step_s)
 
-    def steps_of(self, phase: str, step_s: float) -> int:
+    def estimate_steps(self, phase: str, step_s: float) -> int:
         """Steps that a block of a phase is expected to take of a case whose step takes so many seconds."""
         if phase == "calibration":
             return CALIBRATION_STEPS
-        return self.settings.steps_per_block(step_s) if phase in ("timed", "no_sync") else 1
+        return self.settings.count_steps_per_block(step_s) if phase in ("timed", "no_sync") else 1

@@ -7,17 +7,17 @@ from collections.abc import Callable
 from functools import partial
 
 from ..common.errors import NotMeasuredError
-from ..machine.conditions import choices_in
-from ..plan.case import wire_share
+from ..machine.conditions import parse_nccl_log
+from ..plan.case import get_wire_share
 from ..worker import messages as m
 from .case_runner import CaseRunner
-from .failures import RestartError, cause_in, placed, preparing_s
+from .failures import RestartError, add_location, compute_preparing_limit_s, find_cause
 
-CHECK_S = {"cpu": 20.0, "cuda": 60.0}
+CHECK_TIMEOUT_S = {"cpu": 20.0, "cuda": 60.0}
 """Limit of the first all-reduce by kind of device; communicators of eight GPUs take a second or two, their
 contexts tens of seconds where the driver begins with each process (no persistence mode)."""
 
-CHECK_S_PER_RANK = 0.1
+CHECK_TIMEOUT_S_PER_RANK = 0.1
 """More for each rank: they meet one after another."""
 
 HELP = (
@@ -32,9 +32,12 @@ def check_links(run: CaseRunner) -> None:
         return
     num_ranks, backend = max(case.num_ranks for case in cases), cases[0].backend
     what = "the first all-reduce"
-    run.recorder.note(None, what)
+    run.recorder.record_start(None, what)
     link = m.Link(num_ranks=num_ranks, backend=backend)
-    limit_s = max(CHECK_S[run.settings.device] + CHECK_S_PER_RANK * num_ranks, run.settings.case_timeout or 0)
+    limit_s = max(
+        CHECK_TIMEOUT_S[run.settings.device] + CHECK_TIMEOUT_S_PER_RANK * num_ranks,
+        run.settings.case_timeout or 0,
+    )
     try:
         reports = run.workers.ask(dict.fromkeys(range(len(run.workers)), link), what, limit_s)
     except RestartError as lost:
@@ -42,9 +45,9 @@ def check_links(run: CaseRunner) -> None:
         if lost.failure is not None and lost.failure.status == "timeout":
             why += "; where it is only slow, a longer --case-timeout waits for it"
     else:
-        if (cause := cause_in(reports)) is None:
+        if (cause := find_cause(reports)) is None:
             return
-        why = placed(cause[1].reason, f"rank {cause[0]}")
+        why = add_location(cause[1].reason, f"rank {cause[0]}")
     ends = " to ".join(
         f"rank {run.places[k].rank} ({run.places[k].device} on {run.places[k].host})"
         for k in (0, num_ranks - 1)
@@ -59,10 +62,10 @@ CURVE_BYTES = tuple(4096 * 4**i for i in range(9))
 CURVE_REPETITIONS = 5
 """Repetitions of a message size; the median counts."""
 
-LEAST_REPETITIONS = 2
+MIN_REPETITIONS = 2
 """Every size is measured so often, however slow: one time alone may be a disturbed one."""
 
-LONG_S = 10.0
+MAX_CURVE_S = 10.0
 """A curve takes no more than the least repetitions after so many seconds, and no larger messages than the
 gradients need where these would take longer."""
 
@@ -78,7 +81,9 @@ def measure_curves(run: CaseRunner) -> None:
     for group in groups:
         if group in run.recorder.journal.state.curves:
             continue
-        run.recorder.add_allreduce(*group, _curve(partial(_once, run, group), largest, time.monotonic))
+        run.recorder.add_allreduce(
+            *group, _time_curve(partial(_time_once, run, group), largest, time.monotonic)
+        )
 
 
 def ask_nccl(run: CaseRunner) -> None:
@@ -92,32 +97,34 @@ def ask_nccl(run: CaseRunner) -> None:
     cases = [p.case for p in run.plan if p.case.communicates and p.case.case_id in layouts]
     num_ranks = max((case.num_ranks for case in cases), default=0)
     own = [case for case in cases if case.num_ranks == num_ranks]
-    sizes = {int(wire_share(c.comm_hook) * size) for c in own for size in layouts[c.case_id].num_bytes}
+    sizes = {int(get_wire_share(c.comm_hook) * size) for c in own for size in layouts[c.case_id].num_bytes}
     if not sizes:
         return
-    run.next_turn()
+    run.await_turn()
     name, backend = f"nccl/{run.recorder.launch}", run.settings.backend
     asked = m.AskNccl(name=name, num_ranks=num_ranks, sizes=tuple(sorted(sizes)), backend=backend)
-    logs = run.between(asked, "asking NCCL how it sends the buckets", num_ranks=num_ranks)
-    if (found := choices_in(logs)) is None:
-        run.console.note("How NCCL sends the buckets is not known: its log does not say it")
+    logs = run.ask_all(asked, "asking NCCL how it sends the buckets", num_ranks=num_ranks)
+    if (found := parse_nccl_log(logs)) is None:
+        run.console.print_note("How NCCL sends the buckets is not known: its log does not say it")
     else:
-        run.recorder.tell(nccl=found)
+        run.recorder.update_manifest(nccl=found)
 
 
-def _once(run: CaseRunner, group: m.GroupKey, size: int) -> float | None:
+def _time_once(run: CaseRunner, group: m.GroupKey, size: int) -> float | None:
     """Milliseconds of the longest rank; None where any failed."""
     num_ranks, what = group[0], f"the all-reduce curve of {group[0]} ranks"
-    run.recorder.note(None, what, curve=group)
+    run.recorder.record_start(None, what, curve=group)
     curve = m.Curve(group=group, num_bytes=size)
-    reports = run.workers.ask(run.told(curve, num_ranks), what, preparing_s(run.settings))
+    reports = run.workers.ask(
+        run.assign_commands(curve, num_ranks), what, compute_preparing_limit_s(run.settings)
+    )
     if any(r.fault for r in reports.values()):
-        run.settle(reports, None, group)
+        run.release_ranks(reports, None, group)
         return None
-    return max(curve.reply_in(reports[rank]) for rank in range(num_ranks))
+    return max(curve.read_reply(reports[rank]) for rank in range(num_ranks))
 
 
-def _curve(
+def _time_curve(
     once: Callable[[int], float | None], largest: int, now_s: Callable[[], float]
 ) -> dict[int, list[float]]:
     """Milliseconds by message size, as many of each as there is time for.
@@ -127,15 +134,15 @@ def _curve(
     times: dict[int, list[float]] = {}
     began_s = now_s()
     for repetition in range(CURVE_REPETITIONS):
-        if repetition >= LEAST_REPETITIONS and now_s() - began_s > LONG_S:
+        if repetition >= MIN_REPETITIONS and now_s() - began_s > MAX_CURVE_S:
             break
         for size in sorted(times or CURVE_BYTES, reverse=repetition % 2 == 1):
             if size >= 2 * largest and times:
-                if repetition >= LEAST_REPETITIONS:
+                if repetition >= MIN_REPETITIONS:
                     continue
                 known = max(times)
-                needed_s = LEAST_REPETITIONS * times[known][0] * size / known / 1000
-                if repetition == 0 and now_s() - began_s + needed_s > LONG_S:
+                needed_s = MIN_REPETITIONS * times[known][0] * size / known / 1000
+                if repetition == 0 and now_s() - began_s + needed_s > MAX_CURVE_S:
                     break
             if (ms := once(size)) is not None:
                 times.setdefault(size, []).append(ms)

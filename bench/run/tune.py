@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from ..common.cli import speaker
+from ..common.cli import get_message_prefix
 from .main import CommandHelp
 from .main import main as run
 
@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command, also in every rank of a launcher, and return its exit code."""
     description = (
         "Find the DDP setting that trains a model fastest: a race, in which the slowest leave one after "
-        f"another. It is `{speaker('run')} --preset tune`: other options override what the preset "
+        f"another. It is `{get_message_prefix('run')} --preset tune`: other options override what the preset "
         "says, such as --bucket-cap-mb."
     )
     arguments = sys.argv[1:] if argv is None else argv

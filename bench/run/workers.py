@@ -14,26 +14,34 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from ..common.cli import say
+from ..common.cli import print_message
 from ..common.errors import ExitCode, NotMeasuredError, UsageError
 from ..common.scratch import remove_abandoned
-from ..common.text import listed
-from ..machine.host import oom_kills, raise_open_file_limit
-from ..machine.launch import Launch, launch
+from ..common.text import format_list
+from ..machine.host import count_oom_kills, raise_open_file_limit
+from ..machine.launch import Launch, read_launch
 from ..plan.settings import Settings
 from ..worker import messages as m
-from .failures import IDLE, LOOKER, MOST_NAMED, RestartError, failure_in, failure_of, timed_out
-from .processes import Meeting, Processes, Worker, expected_device, modules_for, worker_variables
+from .failures import (
+    IDLE_PLACE,
+    INSPECTOR_RANK,
+    MAX_NAMED,
+    RestartError,
+    describe_exit,
+    describe_timeout,
+    find_failure,
+)
+from .processes import Meeting, Processes, Worker, guess_device, list_modules, make_worker_variables
 
 T = TypeVar("T")
 
-MEETING_S = 600.0
+MEETING_TIMEOUT_S = 600.0
 """Workers may take so long to come: allocations and slow file systems can take minutes."""
 
 ERROR_GRACE_S = 5.0
 """Seconds that the other ranks may take to end after a rank's error before they count as stuck."""
 
-ANSWER_S = 3.0
+STATUS_TIMEOUT_S = 3.0
 """Seconds that ranks have to send their stacks."""
 
 LINGER_S = 1.0
@@ -61,7 +69,7 @@ class Workers:
     def _begin(self) -> None:
         self.name = uuid.uuid4().hex
         """Name of those that are there now; no others have it."""
-        self._oom_kills = oom_kills()
+        self._oom_kills = count_oom_kills()
 
     def __len__(self) -> int:
         return len(self.hosts)
@@ -69,7 +77,7 @@ class Workers:
     @property
     def hosts(self) -> dict[int, str]:
         """Their hosts by rank, of those that have come."""
-        return {rank: worker.host for rank, worker in self._workers.items() if rank != LOOKER}
+        return {rank: worker.host for rank, worker in self._workers.items() if rank != INSPECTOR_RANK}
 
     def open(self) -> None:
         """Unless it is done, start the first worker, which opens the store; meet a launcher's others, too.
@@ -80,15 +88,15 @@ class Workers:
             return
         self._start([0])
         if (there := self.launched) is None:
-            self.store_port = self.value(0, m.Open(), "start-up", MEETING_S)
+            self.store_port = self.ask_worker(0, m.Open(), "start-up", MEETING_TIMEOUT_S)
             return
         with contextlib.closing(Meeting(one_host=there.world_size == there.local_world_size)) as meeting:
-            self.value(0, m.Open(address=meeting.address), "start-up", MEETING_S)
+            self.ask_worker(0, m.Open(address=meeting.address), "start-up", MEETING_TIMEOUT_S)
             self._await(range(there.world_size), meeting)
 
-    def suit(self, device_type: str) -> bool:
+    def restart_for_device(self, device_type: str) -> bool:
         """Tell whether workers were started as this kind of device requires; else end all of them."""
-        variables = worker_variables(device_type)
+        variables = make_worker_variables(device_type)
         if self.launched is not None or self._processes.variables == variables:
             return True
         self.end_at_once()
@@ -107,55 +115,56 @@ class Workers:
             named = dict.fromkeys(("RANK", "LOCAL_RANK"), str(max(rank, 0)))
             ours, theirs = socket.socketpair()
             with theirs:
-                self._take(Worker(rank, ours))
+                self._register_worker(Worker(rank, ours))
                 self._processes.start(rank, theirs, named if self.launched is None else {})
         self._await(ranks)
 
-    def _take(self, worker: Worker) -> Worker:
+    def _register_worker(self, worker: Worker) -> Worker:
         self._workers[worker.rank] = worker
         self._selector.register(worker.connection, selectors.EVENT_READ, worker)
         return worker
 
     def _await(self, ranks: Sequence[int], meeting: Meeting | None = None) -> None:
         """Wait for the hello of each; a rank that is there already is nobody else's to take."""
-        deadline_s = time.monotonic() + MEETING_S
+        deadline_s = time.monotonic() + MEETING_TIMEOUT_S
         while late := [k for k in ranks if k not in self._workers or not self._workers[k].host]:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 where = f"{os.environ.get('MASTER_ADDR', m.LOOPBACK)}:{os.environ.get('MASTER_PORT', '')}"
                 who = ", ".join(f"rank {rank}" for rank in late)
                 raise UsageError(
-                    f"{who} did not come to {where} within {MEETING_S:g} s; see what holds it up, and start "
+                    f"{who} did not come to {where} within {MEETING_TIMEOUT_S:g} s; see what "
+                    f"holds it up, and start "
                     "again"
                 )
-            for hello, connection in meeting.arrived(0.2) if meeting else ():
+            for hello, connection in meeting.accept_workers(0.2) if meeting else ():
                 if hello.rank in late and hello.rank not in self._workers:
-                    self._greet(self._take(Worker(hello.rank, connection)), hello)
+                    self._greet(self._register_worker(Worker(hello.rank, connection)), hello)
                 else:
                     connection.close()
             self._poll(0.0 if meeting else left_s)
             if self._lost:
-                raise self.died("start-up")
+                raise self.make_death_error("start-up")
 
-    def value(self, rank: int, command: m.Command[T], what: str, limit_s: float) -> T:
+    def ask_worker(self, rank: int, command: m.Command[T], what: str, limit_s: float) -> T:
         """Return the answer of one worker, outside all cases. Raises UsageError, RestartError."""
-        if rank != LOOKER:
-            return self.values({rank: command}, what, limit_s)[rank]
-        self._start([LOOKER])
+        if rank != INSPECTOR_RANK:
+            return self.ask_workers({rank: command}, what, limit_s)[rank]
+        self._start([INSPECTOR_RANK])
         try:
-            return self.values({rank: command}, what, limit_s)[rank]
+            return self.ask_workers({rank: command}, what, limit_s)[rank]
         finally:
-            if (looker := self._workers.pop(LOOKER, None)) is not None:
+            if (looker := self._workers.pop(INSPECTOR_RANK, None)) is not None:
                 looker.send(m.Quit())
                 self._forget(looker.connection)
-                self._processes.codes([LOOKER])
+                self._processes.collect_exit_codes([INSPECTOR_RANK])
 
-    def values(self, commands: Mapping[int, m.Command[T]], what: str, limit_s: float) -> dict[int, T]:
+    def ask_workers(self, commands: Mapping[int, m.Command[T]], what: str, limit_s: float) -> dict[int, T]:
         """Return the answers of workers, outside all cases, by rank. Raises UsageError, RestartError."""
         reports = self.ask(commands, what, limit_s)
-        if (failure := failure_in(reports)) is not None:
+        if (failure := find_failure(reports)) is not None:
             raise RestartError(failure)
-        return {rank: commands[rank].reply_in(report) for rank, report in reports.items()}
+        return {rank: commands[rank].read_reply(report) for rank, report in reports.items()}
 
     def ask(self, commands: m.Commands, what: str, limit_s: float) -> dict[int, m.Report]:
         """Have workers do `what`; the report of each, by rank. This process sleeps meanwhile.
@@ -163,20 +172,20 @@ class Workers:
         Raises UsageError for a mistake of the user that a worker has found, and RestartError where one dies,
         takes longer than `limit_s`, or leaves the others waiting.
         """
-        self._tell(commands)
+        self._send_commands(commands)
         reports: dict[int, m.Report] = {}
         deadline_s = time.monotonic() + limit_s
         while missing := commands.keys() - reports.keys():
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 failed = {k: r for k, r in reports.items() if r.is_failure}
-                if (failure := failure_in(failed, waiting=range(len(self)))) is not None:
+                if (failure := find_failure(failed, waiting=range(len(self)))) is not None:
                     raise RestartError(failure)
                 names = {rank: str(self._workers[rank]) for rank in commands}
-                raise RestartError(timed_out(self._told([*commands]), names, what, limit_s))
+                raise RestartError(describe_timeout(self._ask_status([*commands]), names, what, limit_s))
             for rank, answer in self._poll(left_s):
                 if answer is None:
-                    raise self.died(what)
+                    raise self.make_death_error(what)
                 if not isinstance(answer, m.Report) or rank not in missing:
                     continue
                 if (fault := answer.fault) is not None and fault.status == "usage":
@@ -192,11 +201,11 @@ class Workers:
                     deadline_s = min(deadline_s, time.monotonic() + grace_s)
         return {rank: reports[rank] for rank in sorted(reports)}
 
-    def _tell(self, commands: m.Commands) -> None:
+    def _send_commands(self, commands: m.Commands) -> None:
         """Send commands, unless a worker has gone since the last answer. Raises RestartError."""
         self._poll(0.0)
         if self._lost:
-            raise self.died(IDLE)
+            raise self.make_death_error(IDLE_PLACE)
         self._told_last = commands
         for rank, command in commands.items():
             self._workers[rank].send(command)
@@ -227,20 +236,20 @@ class Workers:
             self._selector.unregister(connection)
         connection.close()
 
-    def died(self, what: str) -> RestartError:
+    def make_death_error(self, what: str) -> RestartError:
         """Make the error for workers that have gone in `what`, with those that go of the same."""
         deadline_s = time.monotonic() + LINGER_S
         while (left_s := deadline_s - time.monotonic()) > 0 and len(self._lost) < len(self._workers):
             self._poll(left_s)
-        self._lost |= self._processes.codes(self._lost)
-        out_of_memory = self._oom_kills is not None and (oom_kills() or 0) > self._oom_kills
+        self._lost |= self._processes.collect_exit_codes(self._lost)
+        out_of_memory = self._oom_kills is not None and (count_oom_kills() or 0) > self._oom_kills
         killed = [rank for rank, code in self._lost.items() if code is not None and code < 0]
         first = killed or [*self._lost][:1]
         took_no_part = not out_of_memory and all(
             isinstance(self._told_last.get(k, m.Wait()), m.Wait) for k in first
         )
-        what = IDLE if self._was_idle or took_no_part else what
-        return RestartError(failure_of(self._lost, what=what, out_of_memory=out_of_memory))
+        what = IDLE_PLACE if self._was_idle or took_no_part else what
+        return RestartError(describe_exit(self._lost, what=what, out_of_memory=out_of_memory))
 
     def is_anyone_lost(self) -> bool:
         """After a launcher's signal, tell whether a worker's end came before it, or comes now."""
@@ -249,11 +258,11 @@ class Workers:
             self._poll(left_s)
         return bool(self._lost)
 
-    def _told(self, ranks: Sequence[int]) -> dict[int, m.Told]:
+    def _ask_status(self, ranks: Sequence[int]) -> dict[int, m.Told]:
         for rank in ranks:
             self._workers[rank].send(m.Tell())
         told: dict[int, m.Told] = {}
-        deadline_s = time.monotonic() + ANSWER_S
+        deadline_s = time.monotonic() + STATUS_TIMEOUT_S
         while len(told) < len(ranks) and (left_s := deadline_s - time.monotonic()) > 0:
             told |= {rank: one for rank, one in self._poll(left_s) if isinstance(one, m.Told)}
         return told
@@ -262,7 +271,7 @@ class Workers:
         """Have all leave, and forget them."""
         for worker in self._workers.values():
             worker.send(m.Quit())
-        self._processes.codes(self._workers)
+        self._processes.collect_exit_codes(self._workers)
         self.end_at_once()
 
     def end_at_once(self) -> None:
@@ -281,21 +290,21 @@ class Workers:
         self._selector.close()
         self._processes.close()
         if self.stuck:
-            who = listed([*map(str, self.stuck)], MOST_NAMED)
-            say(
+            who = format_list([*map(str, self.stuck)], MAX_NAMED)
+            print_message(
                 f"process {who} does not end though killed: the kernel holds it, as for a file server or "
                 "driver that does not answer; free it, or restart the machine"
             )
 
 
 @contextlib.contextmanager
-def running_workers(settings: Settings) -> Iterator[Workers]:
+def hold_workers(settings: Settings) -> Iterator[Workers]:
     """Workers for a run of these settings, none of them started; at the end all are gone."""
-    there = launch(os.environ)
+    there = read_launch(os.environ)
     raise_open_file_limit(there.world_size if there else 0)
-    variables = {} if there else worker_variables(expected_device(settings))
+    variables = {} if there else make_worker_variables(guess_device(settings))
     remove_abandoned()  # by commands that were killed before; at the end by workers that are killed here
-    processes = Processes(variables, modules_for(settings))
+    processes = Processes(variables, list_modules(settings))
     try:
         with contextlib.closing(Workers(processes, there)) as workers:
             yield workers

@@ -29,7 +29,7 @@ _TUNING = 1.345
 """Huber's: 95% of the mean's efficiency under normal noise."""
 _SCALE_PRIOR = 10
 """A column's own noise scale counts as its visits, that of all columns as so many."""
-_LEAST_SCALE = 0.01
+_MIN_SCALE = 0.01
 """Least noise of a column, in mean absolute residuals: no column is taken to be exact."""
 _CAUTION = 1.0
 """Standard errors by which a correlation is taken larger than estimated."""
@@ -59,14 +59,14 @@ class TwoWayFit:
         for shift, place in zip(step * np.eye(len(columns)), places, strict=True):
             gradient[place] += np.nan_to_num((function(at + shift) - function(at - shift)) / (2 * step))
         gradient[np.abs(gradient) < 1e-9 * np.abs(gradient).max()] = 0
-        return Estimate(float(function(at)), *self._error(distinct, gradient))
+        return Estimate(float(function(at)), *self._compute_error(distinct, gradient))
 
-    def _error(self, columns: npt.NDArray[np.int64], gradient: Array) -> tuple[float, float]:
+    def _compute_error(self, columns: npt.NDArray[np.int64], gradient: Array) -> tuple[float, float]:
         """The standard error of a function with this gradient by `columns`, and its degrees of freedom."""
         rounds, level = len(self.round_influence), float(gradient.sum())
         visits = int(self.visits[columns[gradient != 0]].min(initial=rounds))
-        case_factor, case_freedom = _ar1(self.case_correlation, visits)
-        round_factor, round_freedom = _ar1(self.round_correlation, rounds)
+        case_factor, case_freedom = _compute_ar1_variance(self.case_correlation, visits)
+        round_factor, round_freedom = _compute_ar1_variance(self.round_correlation, rounds)
         if abs(level) < 1e-6:  # a quotient: the rounds cancel
             level = 0.0
         of_case = math.sqrt(case_factor) * (self.case_influence[:, columns] @ gradient)
@@ -79,7 +79,7 @@ class TwoWayFit:
         return error, max(float(freedom), 1.0)
 
 
-def fit(step_ms: Array) -> TwoWayFit:
+def fit_two_way(step_ms: Array) -> TwoWayFit:
     """Fit rounds x columns of step times in ms, in the order of time; NaN where a round has no visit.
 
     Columns that share no round, also through others, cannot be compared: the largest group that is connected
@@ -100,8 +100,8 @@ def fit(step_ms: Array) -> TwoWayFit:
     visits = seen.sum(axis=0)
     location, effect, scale = _start(x, seen)
     for _ in range(100):
-        effect = _weighted_mean(x - location, effect[:, None], scale, axis=1)
-        before, location = location, _weighted_mean(x - effect[:, None], location, scale, axis=0)
+        effect = _compute_weighted_mean(x - location, effect[:, None], scale, axis=1)
+        before, location = location, _compute_weighted_mean(x - effect[:, None], location, scale, axis=0)
         if np.abs(location - before).max() < 1e-9:
             break
     residual = np.where(seen, x - location - effect[:, None], 0.0)
@@ -125,8 +125,8 @@ def fit(step_ms: Array) -> TwoWayFit:
         case_influence=case_influence,
         round_influence=of_round,
         visits=all_visits,
-        case_correlation=_correlation(of_case, seen, pooled=max(len(used) - 1, 1)),
-        round_correlation=_correlation(
+        case_correlation=_estimate_correlation(of_case, seen, pooled=max(len(used) - 1, 1)),
+        round_correlation=_estimate_correlation(
             of_rounds, np.isfinite(of_rounds), prior=_ROUND_PRIOR, prior_weight=_ROUND_PRIOR_WEIGHT
         ),
     )
@@ -160,10 +160,10 @@ def _start(x: Array, seen: npt.NDArray[np.bool_]) -> tuple[Array, Array, Array]:
     visits = seen.sum(axis=0)
     scale = np.sqrt((visits * own**2 + _SCALE_PRIOR * common**2) / (visits + _SCALE_PRIOR))
     # In a table of three rounds most residuals may be 0, and so their median.
-    return location, effect, np.maximum(scale, max(_LEAST_SCALE * float(np.nanmean(absolute)), 1e-6))
+    return location, effect, np.maximum(scale, max(_MIN_SCALE * float(np.nanmean(absolute)), 1e-6))
 
 
-def _weighted_mean(values: Array, centre: Array, scale: Array, *, axis: int) -> Array:
+def _compute_weighted_mean(values: Array, centre: Array, scale: Array, *, axis: int) -> Array:
     """The mean of the values that are seen, by Huber's weights of their distances from `centre`."""
     seen = np.isfinite(values)
     size = np.abs(np.where(seen, values - centre, 0.0)) / scale
@@ -172,7 +172,7 @@ def _weighted_mean(values: Array, centre: Array, scale: Array, *, axis: int) -> 
     return result
 
 
-def _correlation(
+def _estimate_correlation(
     series: Array,
     seen: npt.NDArray[np.bool_],
     *,
@@ -202,18 +202,18 @@ def _correlation(
     return min(found + _CAUTION * error, 0.95)
 
 
-def _ar1(correlation: float, n: int) -> tuple[float, float]:
+def _compute_ar1_variance(correlation: float, n: int) -> tuple[float, float]:
     """For n values of an AR(1) series: variance of their mean over the usual estimate of it, and freedom."""
     if n < 2:
         return 1.0, 1.0
-    rows = _row_sums(correlation, n)
-    total, squares = float(rows.sum()), float(_row_sums(correlation**2, n).sum())
+    rows = _sum_rows(correlation, n)
+    total, squares = float(rows.sum()), float(_sum_rows(correlation**2, n).sum())
     expected = n - total / n  # of the sum of squares about the mean
     spread = squares - 2 / n * float((rows**2).sum()) + (total / n) ** 2
     return total / n / (expected / (n - 1)), expected**2 / spread
 
 
-def _row_sums(ratio: float, n: int) -> Array:
+def _sum_rows(ratio: float, n: int) -> Array:
     """Sums of the rows of the n x n matrix of `ratio` to the power of |i - j|."""
     place = np.arange(n)
     sums: Array = (1 + ratio - ratio ** (place + 1.0) - ratio ** (n - place + 0.0)) / (1 - ratio)
@@ -223,19 +223,19 @@ def _row_sums(ratio: float, n: int) -> Array:
 Column = tuple[str, str]
 """A case id and a phase."""
 
-FITTED = ("timed", "no_sync", "comm")
+FITTED_PHASES = ("timed", "no_sync", "comm")
 """Phases whose step times are compared with each other."""
 
-NOT_KNOWN = Estimate(math.nan, math.nan, 1.0)
+UNKNOWN_ESTIMATE = Estimate(math.nan, math.nan, 1.0)
 
 
-class Typical:
+class FittedSteps:
     """Fitted step times, in ms, of cases and phases that were visited in common rounds."""
 
     def __init__(self, step_ms: Mapping[Column, Mapping[int, float]]) -> None:
         rounds = sorted({r for by_round in step_ms.values() for r in by_round})
         table = [[by_round.get(r, math.nan) for by_round in step_ms.values()] for r in rounds]
-        self._fit = fit(np.array(table)) if rounds else None
+        self._fit = fit_two_way(np.array(table)) if rounds else None
         self._rounds = {
             case_id: len(found) for (case_id, phase), found in step_ms.items() if phase == "timed"
         }
@@ -246,20 +246,23 @@ class Typical:
         visits = () if self._fit is None else self._fit.visits
         return all(column in self._places and visits[self._places[column]] for column in columns)
 
-    def num_rounds(self, case_id: str) -> int:
+    def count_rounds(self, case_id: str) -> int:
         """Timed rounds of a case."""
         return self._rounds.get(case_id, 0)
 
-    def log_ratio(self, case_id: str, reference_id: str) -> Estimate:
+    def estimate_log_ratio(self, case_id: str, reference_id: str) -> Estimate:
         """The logarithm of the step time of a case over that of another."""
         columns = (case_id, "timed"), (reference_id, "timed")
         return self.estimate(lambda log_step: log_step[0] - log_step[1], *columns)
 
-    def ratios(self, pairs: Sequence[tuple[str, str]]) -> list[Interval]:
+    def estimate_ratios(self, pairs: Sequence[tuple[str, str]]) -> list[Interval]:
         """Step time of each pair's first case over the second's; all hold at once with 95% (Bonferroni)."""
-        return [self.log_ratio(*pair).interval(1 - 0.05 / len(pairs)).exp() for pair in pairs]
+        return [
+            self.estimate_log_ratio(*pair).compute_interval(1 - 0.05 / len(pairs)).exponentiate()
+            for pair in pairs
+        ]
 
-    def total(self, weights: Mapping[Column, float]) -> Estimate:
+    def estimate_total(self, weights: Mapping[Column, float]) -> Estimate:
         """Add up steps by their weights, in ms; what rounds have in common cancels."""
         factors = np.array([*weights.values()])
         return self.estimate(lambda log_ms: float(factors @ np.exp(log_ms)), *weights)
@@ -267,15 +270,15 @@ class Typical:
     def estimate(self, function: Function, *columns: Column) -> Estimate:
         """A function of the log ms of some columns; unknown without any, or where one was not measured."""
         if self._fit is None or not columns or not self.has(*columns):
-            return NOT_KNOWN
+            return UNKNOWN_ESTIMATE
         return self._fit.estimate(function, *(self._places[column] for column in columns))
 
 
-def in_pairs(differences: Sequence[float] | Figures) -> Estimate:
+def estimate_difference(differences: Sequence[float] | Figures) -> Estimate:
     """Estimate the typical of differences, one per round in the order of time, robustly, by a run's fit.
 
     They are such as logarithms of ratios. Of columns that share their rounds nothing else counts.
     """
     values = np.asarray(differences, dtype=float)
-    found = fit(np.exp(np.column_stack([values, np.zeros(len(values))])))
+    found = fit_two_way(np.exp(np.column_stack([values, np.zeros(len(values))])))
     return found.estimate(lambda log_ms: log_ms[0] - log_ms[1], 0, 1)

@@ -38,32 +38,32 @@ class Interval:
         """Half the interval over the estimate, a fraction; NaN when unknown."""
         return (self.high - self.low) / (2 * self.estimate) if self.estimate else math.nan
 
-    def scaled(self, factor: float) -> Interval:
+    def scale(self, factor: float) -> Interval:
         """The interval in another unit, or per something; `factor` is positive."""
         return Interval(self.estimate * factor, self.low * factor, self.high * factor)
 
-    def plus(self, constant: float) -> Interval:
+    def shift(self, constant: float) -> Interval:
         """Return the interval moved up by a constant."""
         return Interval(self.estimate + constant, self.low + constant, self.high + constant)
 
-    def less(self, part: Interval) -> Interval:
+    def subtract(self, part: Interval) -> Interval:
         """Return the interval of what is left without a part; it holds whatever the dependence of the two."""
         return Interval(self.estimate - part.estimate, self.low - part.high, self.high - part.low)
 
-    def inverted(self, factor: float = 1.0) -> Interval:
+    def invert(self, factor: float = 1.0) -> Interval:
         """`factor` over the interval, such as a rate from a time; what was low is high."""
         return Interval(factor / self.estimate, factor / self.high, factor / self.low)
 
-    def exp(self) -> Interval:
+    def exponentiate(self) -> Interval:
         """The interval of what this one is the logarithm of."""
         # Beyond exp(700) a float overflows; such an interval says nothing anyway.
         return Interval(*(math.exp(min(end, 700.0)) for end in (self.estimate, self.low, self.high)))
 
-    def columns(self, name: str) -> dict[str, float]:
+    def to_columns(self, name: str) -> dict[str, float]:
         """The cells of a table that hold it: `name`, `name_low` and `name_high`."""
         return {name: self.estimate, f"{name}_low": self.low, f"{name}_high": self.high}
 
-    def excludes(self, value: float) -> bool:
+    def is_clear_of(self, value: float) -> bool:
         """Tell whether the interval is known and lies wholly above or below `value`."""
         return self.low > value or self.high < value
 
@@ -79,27 +79,31 @@ class Estimate:
     error: float
     freedom: float = math.inf
 
-    def interval(self, confidence: float = 0.95) -> Interval:
+    def compute_interval(self, confidence: float = 0.95) -> Interval:
         """Return the interval by Student's t."""
-        reach = self._reach((1 + confidence) / 2)
+        reach = self._compute_reach((1 + confidence) / 2)
         return Interval(self.value, self.value - reach, self.value + reach)
 
-    def between(self, below: float, above: float) -> Interval:
+    def compute_quantile_interval(self, below: float, above: float) -> Interval:
         """Return the interval below and above which the value lies with these probabilities (Student's t)."""
-        return Interval(self.value, self.value - self._reach(1 - below), self.value + self._reach(1 - above))
+        return Interval(
+            self.value,
+            self.value - self._compute_reach(1 - below),
+            self.value + self._compute_reach(1 - above),
+        )
 
-    def _reach(self, quantile: float) -> float:
+    def _compute_reach(self, quantile: float) -> float:
         return float(scipy.special.stdtrit(self.freedom, quantile)) * self.error
 
-    def plus(self, constant: float) -> Estimate:
+    def shift(self, constant: float) -> Estimate:
         """Return the estimate moved up by a constant; of logarithms that of exp(constant) times as much."""
         return replace(self, value=self.value + constant)
 
-    def scaled(self, factor: float) -> Estimate:
+    def scale(self, factor: float) -> Estimate:
         """Return the estimate in another unit; `factor` is positive."""
         return replace(self, value=self.value * factor, error=self.error * factor)
 
-    def minus(self, *others: Estimate) -> Estimate:
+    def subtract(self, *others: Estimate) -> Estimate:
         """Less estimates of other data: errors add as squares, with Welch's degrees of freedom."""
         every = (self, *others)
         variance = sum(one.error**2 for one in every)
@@ -108,7 +112,7 @@ class Estimate:
         return Estimate(value, math.sqrt(variance), variance**2 / spread if spread else math.inf)
 
 
-def median_interval(values: Sequence[float], *, confidence: float = 0.95) -> Interval:
+def compute_median_interval(values: Sequence[float], *, confidence: float = 0.95) -> Interval:
     """Median with a distribution-free interval: two of the ordered values, or points between two of them.
 
     The k-th smallest and k-th largest of n values enclose the population's median with a chance that the
@@ -125,12 +129,12 @@ def median_interval(values: Sequence[float], *, confidence: float = 0.95) -> Int
     sample = np.asarray(values, dtype=float)
     if sample.size == 0:
         return Interval(math.nan, math.nan, math.nan)
-    (found,) = median_intervals(sample[:, np.newaxis], confidence=confidence)
+    (found,) = compute_median_intervals(sample[:, np.newaxis], confidence=confidence)
     return found
 
 
-def median_intervals(samples: Samples, *, confidence: float = 0.95) -> list[Interval]:
-    """`median_interval` of every column; a row of `samples` is a round, of which there is one at least."""
+def compute_median_intervals(samples: Samples, *, confidence: float = 0.95) -> list[Interval]:
+    """Compute the median interval of every column; a row of `samples` is a round, at least one."""
     ordered = np.sort(samples, axis=0)
     three = np.full((3, ordered.shape[1]), math.nan)
     known = ~np.isnan(ordered[-1])
@@ -138,53 +142,53 @@ def median_intervals(samples: Samples, *, confidence: float = 0.95) -> list[Inte
     with np.errstate(all="ignore"):
         three[0] = np.median(ordered, axis=0)
         if len(ordered) > 1:
-            three[1:, known] = _ends(ordered[:, known], confidence)
+            three[1:, known] = _compute_ends(ordered[:, known], confidence)
     return [Interval(*column) for column in three.T.tolist()]
 
 
-def _ends(ordered: Samples, confidence: float) -> tuple[Figures, Figures]:
+def _compute_ends(ordered: Samples, confidence: float) -> tuple[Figures, Figures]:
     size = len(ordered)
-    if _coverage(1, size) < confidence:
+    if _compute_coverage(1, size) < confidence:
         unknown = np.full(ordered.shape[1], math.nan)
         return unknown, unknown
-    place, weight = _order_place(size, confidence)
+    place, weight = _find_order_place(size, confidence)
     outer_low, inner_low = ordered[place - 1 : place + 1]
     inner_high, outer_high = ordered[-place - 1 :][:2]
     return outer_low + weight * (inner_low - outer_low), outer_high + weight * (inner_high - outer_high)
 
 
 @functools.cache
-def _coverage(place: int, size: int) -> float:
+def _compute_coverage(place: int, size: int) -> float:
     """Chance that the `place`-th smallest and largest of `size` values enclose the median."""
     return 1 - 2 * float(scipy.stats.binom.cdf(place - 1, size, 0.5))
 
 
 @functools.cache
-def _order_place(size: int, confidence: float) -> tuple[int, float]:
+def _find_order_place(size: int, confidence: float) -> tuple[int, float]:
     """Place of the order statistic whose pair still covers `confidence`, and how far to go to the next."""
     place = max(int(scipy.stats.binom.ppf((1 - confidence) / 2, size, 0.5)), 1)
-    covered, next_covered = _coverage(place, size), _coverage(place + 1, size)
+    covered, next_covered = _compute_coverage(place, size), _compute_coverage(place + 1, size)
     share = (covered - confidence) / (covered - next_covered)
     return place, (size - place) * share / (place + (size - 2 * place) * share)
 
 
-def median_of_ratios(numerator: Mapping[int, float], denominator: Mapping[int, float]) -> Interval:
+def compute_median_ratio(numerator: Mapping[int, float], denominator: Mapping[int, float]) -> Interval:
     """Median over the common rounds of the ratio formed inside each round, so that drift cancels.
 
     The ratios that a run tells of its cases come of one fit instead: `Typical.ratios`.
     """
     rounds = sorted(numerator.keys() & denominator.keys())
-    return median_interval([numerator[r] / denominator[r] for r in rounds])
+    return compute_median_interval([numerator[r] / denominator[r] for r in rounds])
 
 
 QUARTERS = 4
 """Parts of a run whose medians tell how it changes by itself; fewer would miss a change there and back."""
 
-LEAST_OF_QUARTER = 3
+MIN_OF_QUARTER = 3
 """Rounds from which the error of their median can be told."""
 
 
-def over_launches(found: Sequence[Estimate]) -> Estimate:
+def average_launches(found: Sequence[Estimate]) -> Estimate:
     """The mean of what each launch gave; what launches differ by is in its error, by Student's t.
 
     Of one launch its own estimate: its rounds cannot tell what another launch would add.
@@ -197,7 +201,7 @@ def over_launches(found: Sequence[Estimate]) -> Estimate:
     )
 
 
-def with_change_of_runs(difference: Estimate, *rounds: Sequence[float] | Figures) -> Estimate:
+def add_between_run_variance(difference: Estimate, *rounds: Sequence[float] | Figures) -> Estimate:
     """Widen the difference of runs that did not take turns by how much each run changed within itself.
 
     A machine whose pace changes during a run is likely to have another between two. So the variance between
@@ -205,24 +209,26 @@ def with_change_of_runs(difference: Estimate, *rounds: Sequence[float] | Figures
     Runs of fewer than three rounds in every quarter tell nothing of that, and widen nothing. `rounds` has of
     each run one figure per round, in their order and in the unit of the difference.
     """
-    changed = [Estimate(0.0, math.sqrt(_change_within(np.asarray(one))), QUARTERS - 1) for one in rounds]
-    return difference.minus(*changed)
+    changed = [
+        Estimate(0.0, math.sqrt(_estimate_change_within(np.asarray(one))), QUARTERS - 1) for one in rounds
+    ]
+    return difference.subtract(*changed)
 
 
-def _change_within(rounds: Figures) -> float:
+def _estimate_change_within(rounds: Figures) -> float:
     """Variance between the quarters of a run beyond that of its rounds; 0 where it has too few.
 
     The estimate of DerSimonian and Laird, "Meta-analysis in clinical trials" (1986), with equal weights.
     """
-    if rounds.size < LEAST_OF_QUARTER * QUARTERS:
+    if rounds.size < MIN_OF_QUARTER * QUARTERS:
         return 0.0
     quarters = np.array_split(rounds, QUARTERS)
-    each = [median_interval(quarter.tolist(), confidence=ONE_SIGMA) for quarter in quarters]
+    each = [compute_median_interval(quarter.tolist(), confidence=ONE_SIGMA) for quarter in quarters]
     noise = statistics.fmean(((one.high - one.low) / 2) ** 2 for one in each)
     return max(statistics.variance([one.estimate for one in each]) - noise, 0.0)
 
 
-def common_value(values: Sequence[Interval]) -> float:
+def estimate_common_value(values: Sequence[Interval]) -> float:
     """The value that repeated measurements have in common: the mean of their logarithms, by their precision.
 
     Each counts by one over its variance, as in a meta-analysis of a fixed effect. Needs known intervals of

@@ -11,14 +11,14 @@ from statistics import median
 
 import numpy as np
 
-from ..findings.late_ranks import estimate, find_latest
-from ..findings.watched import PART_NAMES, as_measured
+from ..findings.late_ranks import estimate_typical, find_latest
+from ..findings.watched import PART_NAMES, make_measured
 from ..machine.watched import LateRank
 from ..stats.fit import MIN_ROUNDS
 from ..stats.interval import Estimate, Interval
 from .steps import JoinedStep, Step
 
-OWN_PARTS = tuple(PART_NAMES)
+WORK_PARTS = tuple(PART_NAMES)
 
 MIN_LATE = 0.1
 """Share of the step by which a rank is later than every other one to be named: what runs on the cores of one
@@ -30,7 +30,7 @@ MIN_SLOWER = 0.2
 MIN_CAUSE = 0.8
 """Share of what a rank is later by that is in one part, which then stands out."""
 
-MIN_SURE = 0.05
+MIN_LOWER_BOUND = 0.05
 """Share of the step above which the interval lies, and the medians of all but one quarter of the steps."""
 
 QUARTERS = 4
@@ -42,9 +42,9 @@ CLOCK_ERROR = 0.01
 """Share of the step by which a watched time may be off (docs/watch.md)."""
 
 
-def own_work_s(step: Step) -> dict[str, float]:
+def get_work_s(step: Step) -> dict[str, float]:
     """Return the seconds of a rank's own work by part; no backward where its end of work is not known."""
-    own = {part: step.parts.get(part, 0.0) for part in OWN_PARTS}
+    own = {part: step.parts.get(part, 0.0) for part in WORK_PARTS}
     if step.syncs:
         known = all(sync.ready_s and sync.end_s is not None for sync in step.syncs)
         own["backward"] = max(own["backward"] - step.tail_s, 0.0) if known else 0.0
@@ -54,7 +54,7 @@ def own_work_s(step: Step) -> dict[str, float]:
 def find_late_rank(joined: Sequence[JoinedStep]) -> LateRank | None:
     """Find the rank with most work of its own, and whether it is surely late; None without evidence."""
     told = [step for step in joined if all(one.hooked for one in step.values())] or joined
-    works = [{rank: own_work_s(one) for rank, one in step.items()} for step in told]
+    works = [{rank: get_work_s(one) for rank, one in step.items()} for step in told]
     if len(works) < MIN_ROUNDS or len(works[0]) < 2:
         return None
     step_ms = 1000 * median(max(one.step_s for one in step.values()) for step in told)
@@ -63,34 +63,36 @@ def find_late_rank(joined: Sequence[JoinedStep]) -> LateRank | None:
         np.array([[1000 * sum(work[rank].values()) for rank in ranks] for work in works])
     )
     rank = ranks[latest]
-    found = estimate(later_ms)
-    surely_ms = found.interval(1 - 0.05 / len(ranks)).low
+    found = estimate_typical(later_ms)
+    surely_ms = found.compute_interval(1 - 0.05 / len(ranks)).low
     size = max(len(later_ms) // QUARTERS, 1)
     by_quarter_ms = sorted(median(later_ms[i : i + size]) for i in range(0, len(later_ms) - size + 1, size))
-    parts = {part: estimate([_beyond_others_ms(work, rank, part) for work in works]) for part in OWN_PARTS}
+    parts = {
+        part: estimate_typical([_compute_lag_ms(work, rank, part) for work in works]) for part in WORK_PARTS
+    }
     stands_out = max(ms.value for ms in parts.values()) >= MIN_CAUSE * found.value
     least_ms = (MIN_LATE if stands_out else MIN_SLOWER) * step_ms
     # One quarter may be disturbed.
-    is_late = found.value >= least_ms and min(surely_ms, by_quarter_ms[1]) > MIN_SURE * step_ms
+    is_late = found.value >= least_ms and min(surely_ms, by_quarter_ms[1]) > MIN_LOWER_BOUND * step_ms
     return LateRank(
         rank=rank,
-        later_ms=as_measured(_with_systematic_error(found, parts.values(), step_ms)),
-        parts={part: as_measured(ms.interval()) for part, ms in parts.items()},
+        later_ms=make_measured(_add_systematic_error(found, parts.values(), step_ms)),
+        parts={part: make_measured(ms.compute_interval()) for part, ms in parts.items()},
         last_pct=round(100 * sum(ms > 0 for ms in later_ms) / len(later_ms), 1),
         share_pct=round(max(100 * found.value / step_ms, 0.0), 1),
         is_straggler=is_late,
     )
 
 
-def _with_systematic_error(found: Estimate, parts: Iterable[Estimate], step_ms: float) -> Interval:
+def _add_systematic_error(found: Estimate, parts: Iterable[Estimate], step_ms: float) -> Interval:
     """Widen the interval of the scatter by what steps cannot show, for it is the same in all of them.
 
     Ranks without a cause differ too, and what follows a pause runs with cold caches.
     """
     small = sum(abs(one.value) for one in parts if abs(one.value) < MIN_PART * abs(found.value))
-    half, own = small + CLOCK_ERROR * step_ms, found.interval()
+    half, own = small + CLOCK_ERROR * step_ms, found.compute_interval()
     return Interval(own.estimate, own.low - half, own.high + half)
 
 
-def _beyond_others_ms(work: Mapping[int, Mapping[str, float]], rank: int, part: str) -> float:
+def _compute_lag_ms(work: Mapping[int, Mapping[str, float]], rank: int, part: str) -> float:
     return 1000 * (work[rank][part] - median(own[part] for other, own in work.items() if other != rank))

@@ -20,19 +20,19 @@ from typing import Any
 
 import psutil
 
-from ..common.cli import TYPED_ENV, say
+from ..common.cli import TYPED_ENV, print_message
 from ..common.errors import UsageError
-from ..common.process import host_name
-from ..common.values import csv, named
-from ..plan.buckets import bucket_caps, cap_arguments
-from ..results.disk import writable
-from ..results.run_folder import default_folder, shown
+from ..common.process import get_host_name
+from ..common.values import make_csv_parser, parse_option
+from ..plan.buckets import make_cap_arguments, parse_bucket_caps
+from ..results.disk import report_write_errors
+from ..results.run_folder import format_path, name_default_folder
 from . import STEPS
-from .result import ROWS, finish
+from .result import ROWS, write_result
 from .site import sitecustomize as site
 
-PROGRESS_S = 60.0
-POLL_S = 0.1
+PROGRESS_INTERVAL_S = 60.0
+POLL_INTERVAL_S = 0.1
 STOP_GRACE_S = 30.0
 """Seconds that the command has to end after SIGTERM, with --stop."""
 
@@ -49,7 +49,7 @@ MIN_RACE_ROUNDS = 6
 """Turns of each bucket cap, where fewer steps are watched."""
 
 
-def config_of(
+def make_config(
     folder: Path, steps: int, *, probes: bool = True, seed: int = 0, bucket_cap_mb: str = ""
 ) -> dict[str, Any]:
     """Return what the processes of the command need to know; what begins when is fixed before training.
@@ -65,11 +65,11 @@ def config_of(
 
 def plan_race(bucket_cap_mb: str, steps: int, hook_at: int) -> dict[str, Any]:
     """Plan a race of bucket caps, which takes about as many steps as are watched before it."""
-    caps = named("bucket_cap_mb", csv(bucket_caps), bucket_cap_mb)
+    caps = parse_option("bucket_cap_mb", make_csv_parser(parse_bucket_caps), bucket_cap_mb)
     rounds = max(steps // (BLOCK * len(caps)), MIN_RACE_ROUNDS)
     at = max(-(-steps // BLOCK) * BLOCK, hook_at + BLOCK)
     return {
-        "caps": {cap: cap_arguments(cap) for cap in caps},
+        "caps": {cap: make_cap_arguments(cap) for cap in caps},
         "at": at,
         "block": BLOCK,
         "skipped": SKIPPED,
@@ -80,7 +80,7 @@ def plan_race(bucket_cap_mb: str, steps: int, hook_at: int) -> dict[str, Any]:
     }
 
 
-def environment(config: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, str]:
+def make_environment(config: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, str]:
     """Return an environment in which every Python process that imports torch is watched."""
     paths = [site.SITE, *filter(None, [given.get("PYTHONPATH")])]
     changes = {"PYTHONPATH": os.pathsep.join(paths), site.CONFIG_ENV: json.dumps(config)}
@@ -92,12 +92,12 @@ def start(command: Sequence[str], config: Mapping[str, Any]) -> subprocess.Popen
     if shutil.which(command[0]) is None:
         raise UsageError(f"after -- comes a command, but no program {command[0]!r} is found")
     make_folder(Path(config["folder"]))
-    return subprocess.Popen(command, env=environment(config, os.environ))
+    return subprocess.Popen(command, env=make_environment(config, os.environ))
 
 
 def make_folder(folder: Path) -> None:
     """Make the folder of the rows. Raises UsageError where it cannot be written."""
-    with writable(f"--out {shown(folder)}"):
+    with report_write_errors(f"--out {format_path(folder)}"):
         (folder / ROWS).mkdir(parents=True, exist_ok=True)
 
 
@@ -108,10 +108,10 @@ def run(command: Sequence[str], config: Mapping[str, Any], *, stop: bool, quiet:
     """
     folder, process = Path(config["folder"]), start(command, config)
     said_s, stopped_s, started = time.monotonic(), 0.0, list[psutil.Process]()
-    with forwarded_signals(process):
+    with forward_signals(process):
         while process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(POLL_S)
+                process.wait(POLL_INTERVAL_S)
             now_s = time.monotonic()
             if stop and not stopped_s and has_ended(folder):
                 stopped_s = now_s
@@ -119,9 +119,9 @@ def run(command: Sequence[str], config: Mapping[str, Any], *, stop: bool, quiet:
                 process.terminate()
             if stopped_s and now_s - stopped_s > STOP_GRACE_S:
                 process.kill()
-            if now_s - said_s > PROGRESS_S and not quiet:
+            if now_s - said_s > PROGRESS_INTERVAL_S and not quiet:
                 said_s = now_s
-                say(progress(folder, config["steps"]))
+                print_message(describe_progress(folder, config["steps"]))
     for child in started:  # those of mp.spawn outlive its SIGTERM
         with contextlib.suppress(psutil.Error):
             child.kill()
@@ -130,7 +130,7 @@ def run(command: Sequence[str], config: Mapping[str, Any], *, stop: bool, quiet:
 
 
 @contextlib.contextmanager
-def forwarded_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
+def forward_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
     """Pass signals on to the command; Ctrl-C of a terminal reaches it without us."""
 
     def forward(number: int, _frame: FrameType | None) -> None:
@@ -155,7 +155,7 @@ def is_in_foreground() -> bool:
         return False
 
 
-def outer_rows(folder: Path, launch: str = "") -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def read_outer_rows(folder: Path, launch: str = "") -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Return the first and the last row of each process, of all launches or one, where both are whole."""
     rows = []
     for file in (folder / ROWS).glob(f"*-{launch}*.jsonl"):
@@ -168,14 +168,14 @@ def outer_rows(folder: Path, launch: str = "") -> list[tuple[dict[str, Any], dic
 
 def has_ended(folder: Path, ended: Collection[int] = ()) -> bool:
     """Tell whether every rank has been watched to its end; processes of ranks `ended` are gone anyhow."""
-    rows = outer_rows(folder)
+    rows = read_outer_rows(folder)
     ends = {last["rank"] for _, last in rows if last["kind"] == "end"}.union(ended)
     return bool(ends) and len(ends) >= max(first.get("world_size", 1) for first, _ in rows)
 
 
-def progress(folder: Path, steps: int) -> str:
+def describe_progress(folder: Path, steps: int) -> str:
     """Say how far the watch is."""
-    seen = [last.get("n", steps if last["kind"] == "end" else 0) for _, last in outer_rows(folder)]
+    seen = [last.get("n", steps if last["kind"] == "end" else 0) for _, last in read_outer_rows(folder)]
     if not seen:
         return "waiting for the first step of a training"
     if min(seen) < steps:
@@ -184,9 +184,9 @@ def progress(folder: Path, steps: int) -> str:
     return f"all {steps} steps seen; {goes_on}"
 
 
-def ranks_of(config: Mapping[str, Any]) -> set[int]:
+def list_ranks(config: Mapping[str, Any]) -> set[int]:
     """Return the ranks that trained under this launch of the watch."""
-    return {first["rank"] for first, _ in outer_rows(Path(config["folder"]), config["launch"])}
+    return {first["rank"] for first, _ in read_outer_rows(Path(config["folder"]), config["launch"])}
 
 
 def is_joined(folder: Path) -> bool:
@@ -197,13 +197,13 @@ def is_joined(folder: Path) -> bool:
 def await_rows(folder: Path, ended: Collection[int] = ()) -> None:
     """Wait for the last rows of other ranks than `ended`, whose processes are gone."""
     deadline_s = time.monotonic() + MAX_END_S
-    while outer_rows(folder) and not has_ended(folder, ended) and time.monotonic() < deadline_s:
-        time.sleep(POLL_S)
+    while read_outer_rows(folder) and not has_ended(folder, ended) and time.monotonic() < deadline_s:
+        time.sleep(POLL_INTERVAL_S)
 
 
 def install(config: Mapping[str, Any]) -> None:
     """Watch this process, and those that it starts."""
-    os.environ.update(environment(config, os.environ))
+    os.environ.update(make_environment(config, os.environ))
     site.begin()
 
 
@@ -257,16 +257,16 @@ def watch(
     """
     if out is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UsageError("several ranks watch into one folder: name it, as in watch(out='watched')")
-    folder = Path(out) if out is not None else default_folder(host=host_name(), name="watch")
+    folder = Path(out) if out is not None else name_default_folder(host=get_host_name(), name="watch")
     make_folder(folder)
-    install(config_of(folder, steps, probes=probes, seed=seed, bucket_cap_mb=bucket_cap_mb))
+    install(make_config(folder, steps, probes=probes, seed=seed, bucket_cap_mb=bucket_cap_mb))
     if os.environ.get("RANK", "0") == "0":
         process = os.getpid()
-        atexit.register(lambda: _report(folder.absolute()) if os.getpid() == process else None)
+        atexit.register(lambda: _report_watch(folder.absolute()) if os.getpid() == process else None)
     return folder
 
 
-def _report(folder: Path) -> None:
+def _report_watch(folder: Path) -> None:
     end_here()
     await_rows(folder)
-    finish(folder, 0, quiet=False)
+    write_result(folder, 0, quiet=False)

@@ -11,14 +11,14 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..common.cli import Parser, command, entry_point, say
+from ..common.cli import Parser, format_command, make_main, print_message
 from ..common.errors import UsageError
-from ..common.process import host_name
-from ..common.values import positive_int, whole_number
+from ..common.process import get_host_name
+from ..common.values import parse_positive_int, parse_whole_number
 from . import STEPS
 
 
-def parser() -> Parser:
+def make_parser() -> Parser:
     """Make the command line's parser."""
     made = Parser(
         "watch",
@@ -50,56 +50,58 @@ def parser() -> Parser:
     return made
 
 
-@entry_point("watch")
+@make_main("watch")
 def main(argv: list[str]) -> int:
     """Run the command and return its exit code: that of the user's command."""
     dashes = argv.index("--") if "--" in argv else len(argv)
-    made = parser()
+    made = make_parser()
     if dashes == len(argv):
         made.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = made.parse_args([*argv[:dashes]])
     words = [*argv[dashes + 1 :]] or getattr(options, "words", [])
     is_rank = "RANK" in os.environ and bool(words) and (words[0] == "-m" or words[0].endswith(".py"))
     if not words or (dashes == len(argv) and not is_rank):
-        example = f"{command('watch')} -- torchrun --nproc-per-node 2 train.py"
+        example = f"{format_command('watch')} -- torchrun --nproc-per-node 2 train.py"
         raise UsageError(f"name the command of your training after --, as in {example}")
     if is_rank and (options.out is None or options.stop):
         raise UsageError("within a launcher's ranks give --out DIR, which all ranks can write, and no --stop")
     # What reads and writes results takes seconds to import.
-    from ..machine.load import other_loads, read_load
-    from ..results.run_folder import check_claimable, default_folder
+    from ..machine.load import compute_loads, read_load
+    from ..results.run_folder import check_claimable, name_default_folder
     from . import launch
-    from .result import finish
+    from .result import write_result
 
-    folder = Path(options.out) if options.out else default_folder(host=host_name(), name="watch")
+    folder = Path(options.out) if options.out else name_default_folder(host=get_host_name(), name="watch")
     if not is_rank and not launch.is_joined(folder):
         check_claimable(folder)
-    config = launch.config_of(
+    config = launch.make_config(
         folder,
-        positive_int(options.steps),
+        parse_positive_int(options.steps),
         probes=not options.no_probes,
-        seed=whole_number(options.seed),
+        seed=parse_whole_number(options.seed),
         bucket_cap_mb=options.bucket_cap_mb,
     )
     if config["race"] and not options.quiet and os.environ.get("RANK", "0") == "0":
-        say(config["race"]["note"])
+        print_message(config["race"]["note"])
     before = None if is_rank else read_load()
     if is_rank:
         code = launch.run_here(words, config)
     else:
         code = launch.run(words, config, stop=options.stop, quiet=options.quiet)
-    ours = launch.ranks_of(config)
+    ours = launch.list_ranks(config)
     if not ours:
-        say(unreached(words))
+        print_message(explain_unreached(words))
     elif 0 in ours:
         launch.await_rows(folder, ours)
-        finish(folder, code, options.quiet, words, other_loads([before], [read_load()]))
+        write_result(folder, code, options.quiet, words, compute_loads([before], [read_load()]))
     elif not is_rank and not options.quiet:
-        say(f"the watch on rank 0's host writes the report, with ranks of this host if both share {folder}")
+        print_message(
+            f"the watch on rank 0's host writes the report, with ranks of this host if both share {folder}"
+        )
     return code
 
 
-def unreached(words: Sequence[str]) -> str:
+def explain_unreached(words: Sequence[str]) -> str:
     """Say that no process was watched, with the likely cause."""
     if any(re.fullmatch(r"-[a-zA-Z]*[EI][a-zA-Z]*", word) for word in words):
         why = "Python's option -E or -I keeps it from reading PYTHONPATH: leave it out"

@@ -10,13 +10,13 @@ from statistics import fmean
 
 import msgspec
 
-from ...report.build import page_of, write_page
-from ..common.cli import say
-from ..common.numbers import plural
-from ..common.process import host_name
-from ..findings.watched import as_measured
-from ..machine.gpus import gpus
-from ..machine.host import machine
+from ...report.build import build_page, write_page
+from ..common.cli import print_message
+from ..common.numbers import format_count
+from ..common.process import get_host_name
+from ..findings.watched import make_measured
+from ..machine.gpus import describe_gpus
+from ..machine.host import describe_machine
 from ..machine.manifest import (
     FirstHost,
     Load,
@@ -27,17 +27,17 @@ from ..machine.manifest import (
 )
 from ..machine.provenance import describe_run
 from ..machine.watched import Watched, WatchedRank
-from ..page.terminal import show
+from ..page.terminal import print_page
 from ..plan.case import Case
 from ..plan.settings import Settings
-from ..results.disk import writable
-from ..results.run_folder import RunWriter, shown
+from ..results.disk import report_write_errors
+from ..results.run_folder import RunWriter, format_path
 from ..results.store import load_run
-from ..stats.interval import median_interval
+from ..stats.interval import compute_median_interval
 from . import steps as seen
 from .late import find_late_rank
 from .settings import describe_unseen, find_settings
-from .tables import PARTS, find_turns, parts_s, plan_case, write_steps, write_tables
+from .tables import PARTS, compute_parts_s, find_turns, plan_case, write_steps, write_tables
 
 UNMEASURED_RACE = (
     "bucket caps were raced, but no step lies within the backwards of a turn that count: the training ended "
@@ -48,7 +48,7 @@ ROWS = "ranks"
 """Folder, within that of the results, of what ranks append."""
 
 
-def finish(
+def write_result(
     folder: Path, exit_code: int, quiet: bool, command: Sequence[str] = (), load: Sequence[Load] = ()
 ) -> None:
     """Write tables, manifest and page of a watched training, and say on stderr what was found.
@@ -57,25 +57,25 @@ def finish(
     UsageError where `folder` takes no files.
     """
     watched = seen.read_ranks(folder / ROWS)
-    with writable(f"{folder}"):
+    with report_write_errors(f"{folder}"):
         write_steps(folder / "steps.csv", watched)
         if watched.joined:
-            here, writer = machine(host_name()), RunWriter(folder)
+            here, writer = describe_machine(get_host_name()), RunWriter(folder)
             planned = plan_case(watched, here.num_cores or len(watched.ranks))
             manifest = describe_watch(watched, planned.case, here, exit_code, command, load)
             write_tables(writer, planned, watched, manifest)
             writer.write_manifest(manifest)
     if not watched.joined:
         most = max((len(process.steps) for process in watched.ranks.values()), default=0)
-        few = f"{plural(most, 'step')} seen, too few to compare: {seen.WARM_UP_STEPS} are warm-up"
+        few = f"{format_count(most, 'step')} seen, too few to compare: {seen.WARM_UP_STEPS} are warm-up"
         for text in (f"{few}; let it train longer", *name_notes(watched)):
-            say(text)
+            print_message(text)
         return
-    page = page_of(load_run(folder), folder)
+    page = build_page(load_run(folder), folder)
     place = write_page(folder, page)
     if not quiet:
         with contextlib.redirect_stdout(sys.stderr):  # stdout is the user's
-            show(page, place=shown(place) if place else "")
+            print_page(page, place=format_path(place) if place else "")
 
 
 def describe_watch(
@@ -93,9 +93,9 @@ def describe_watch(
         RankPlace(rank=rank, host=one.host, local_rank=one.local_rank, device=one.device)
         for rank, one in starts.items()
     ]
-    models, (own_ms, own_pct) = [*first.models.values()], measure_own_time(watched)
+    models, (own_ms, own_pct) = [*first.models.values()], measure_watch_time(watched)
     return describe_run(
-        [msgspec.structs.replace(here, env={}, gpus=tuple(gpus()))],
+        [msgspec.structs.replace(here, env={}, gpus=tuple(describe_gpus()))],
         places,
         {"python": first.start.python, "torch": first.start.torch},
         name="watch",
@@ -134,10 +134,14 @@ def name_notes(watched: seen.Watched) -> list[str]:
     named = {text: f"rank {', '.join(map(str, sorted(ranks)))}: " for text, ranks in few.items()}
     own = next((one.bucket_cap_mb for one in watched.first.models.values()), "") if watched.ranks else ""
     unmeasured = [UNMEASURED_RACE] if watched.raced and not find_turns(watched, own) else []
-    return [*count_ranks(watched), *(f"{named.get(text, '')}{text}" for text in watched.notes), *unmeasured]
+    return [
+        *describe_missing_ranks(watched),
+        *(f"{named.get(text, '')}{text}" for text in watched.notes),
+        *unmeasured,
+    ]
 
 
-def count_ranks(watched: seen.Watched) -> list[str]:
+def describe_missing_ranks(watched: seen.Watched) -> list[str]:
     """Say where ranks are missing, or only one trained."""
     ranks, missing = watched.ranks, watched.num_missing
     if missing:
@@ -155,17 +159,20 @@ def count_ranks(watched: seen.Watched) -> list[str]:
 def measure_parts(joined: Sequence[seen.JoinedStep]) -> tuple[WatchedRank, ...]:
     """Measure the parts of light steps by rank, of all where there are none."""
     told = [step for step in joined if seen.is_light(step)] or joined
-    by_rank = {rank: [parts_s(step[rank]) for step in told] for rank in told[0]}
+    by_rank = {rank: [compute_parts_s(step[rank]) for step in told] for rank in told[0]}
     return tuple(
         WatchedRank(
             rank=rank,
-            parts={part: as_measured(median_interval([1000 * one[part] for one in own])) for part in PARTS},
+            parts={
+                part: make_measured(compute_median_interval([1000 * one[part] for one in own]))
+                for part in PARTS
+            },
         )
         for rank, own in by_rank.items()
     )
 
 
-def measure_own_time(watched: seen.Watched) -> tuple[float, float]:
+def measure_watch_time(watched: seen.Watched) -> tuple[float, float]:
     """Measure the watch's own code, ms and percent of a step, on the rank where it is most."""
     own = [
         (fmean(one.overhead_s for one in process.steps), fmean(one.step_s for one in process.steps))

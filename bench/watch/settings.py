@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from ..findings.late_ranks import estimate
-from ..findings.watched import as_measured
+from ..findings.late_ranks import estimate_typical
+from ..findings.watched import make_measured
 from ..findings.watched_settings import REDUCED
 from ..machine.watched import Measured, WatchedSetting
 from ..stats.fit import MIN_ROUNDS
-from .late import own_work_s
+from .late import get_work_s
 from .steps import JoinedStep, Made, Step, Watched, is_light
 
 MIN_HOST_BOUND_PCT = 50.0
@@ -28,46 +28,46 @@ HOST_PARTS = ("forward", "backward", "optimizer", "other")
 
 def find_settings(watched: Watched) -> tuple[WatchedSetting, ...]:
     """Find what may be configured badly, each with its cost where it was measured."""
-    return (*_of_models(watched), *_of_loaders(watched), *_of_processes(watched))
+    return (*_find_model_settings(watched), *_find_loader_settings(watched), *_find_process_settings(watched))
 
 
-def _setting(name: str, made: Made, **more: Any) -> WatchedSetting:
+def _make_setting(name: str, made: Made, **more: Any) -> WatchedSetting:
     return WatchedSetting(name=name, line=made.line, made_by=made.made_by, **more)
 
 
-def _of_models(watched: Watched) -> Iterator[WatchedSetting]:
+def _find_model_settings(watched: Watched) -> Iterator[WatchedSetting]:
     joined, models = watched.joined, [*watched.first.models.values()]
-    if unneeded := int(median(first_rank(step).accumulated for step in joined)):
+    if unneeded := int(median(get_first_rank(step).accumulated for step in joined)):
         at = next((one.kept_at for one in models if one.kept_at), "")
-        syncs = first_rank(joined[-1]).syncs
+        syncs = get_first_rank(joined[-1]).syncs
         is_one = len({sync.model for sync in syncs}) == 1  # else nobody knows what each adds
         yield WatchedSetting(name="micro-steps", line=at, amount=unneeded, of=len(syncs) if is_one else 0)
     for one in models:
         on_ranks = [process.models.get(one.model, one) for process in watched.ranks.values()]
         if one.find_unused_parameters and all(model.unused is False for model in on_ranks):
-            yield _setting("unused", one, **_measure_search(watched))
+            yield _make_setting("unused", one, **_measure_search(watched))
     sender = next((one for one in models if one.broadcast_buffers), None)
     sent_ms = [1000 * min(one.parts.get("buffers", 0.0) for one in step.values()) for step in joined]
     if sender is not None and median(sent_ms) > 0:  # the last rank waits for nobody
-        cost_ms = as_measured(estimate(sent_ms).interval())
-        yield _setting("buffers", sender, cost_ms=cost_ms, value=sender.buffers_argument)
+        cost_ms = make_measured(estimate_typical(sent_ms).compute_interval())
+        yield _make_setting("buffers", sender, cost_ms=cost_ms, value=sender.buffers_argument)
     if (replicas := watched.first.parallel.get("DataParallel")) is not None:
-        yield _setting("data-parallel", replicas, amount=replicas.devices)
+        yield _make_setting("data-parallel", replicas, amount=replicas.devices)
 
 
-def _of_loaders(watched: Watched) -> Iterator[WatchedSetting]:
+def _find_loader_settings(watched: Watched) -> Iterator[WatchedSetting]:
     loaders = [*watched.first.loaders.values()]
     if loaders:
         one = min(loaders, key=lambda loader: loader.workers or 0)
-        yield _setting("loader", one, cost_ms=_measure_wait(watched), amount=one.workers or 0)
+        yield _make_setting("loader", one, cost_ms=_measure_wait(watched), amount=one.workers or 0)
     for one in loaders:
         if one.passes > 1 and one.epochs == 1:
-            yield _setting("epoch", one, amount=one.passes)
+            yield _make_setting("epoch", one, amount=one.passes)
         if one.pinned is False and watched.first.start.device.startswith("cuda"):
-            yield _setting("pinning", one)
+            yield _make_setting("pinning", one)
 
 
-def _of_processes(watched: Watched) -> Iterator[WatchedSetting]:
+def _find_process_settings(watched: Watched) -> Iterator[WatchedSetting]:
     starts = [process.start for process in watched.ranks.values()]
     for host in dict.fromkeys(one.host for one in starts):
         ranks = [one for one in starts if one.host == host]
@@ -79,7 +79,7 @@ def _of_processes(watched: Watched) -> Iterator[WatchedSetting]:
     debug = {one.debug for one in starts} & {"INFO", "DETAIL"}
     if debug:
         yield WatchedSetting(name="debug", value=min(debug))
-    bound_pct = max(map(measure_host_bound_pct, watched.by_rank()), default=0.0)
+    bound_pct = max(map(measure_host_bound_pct, watched.list_by_rank()), default=0.0)
     if bound_pct >= MIN_HOST_BOUND_PCT:
         yield WatchedSetting(name="host", amount=round(bound_pct))
 
@@ -93,7 +93,9 @@ def _measure_search(watched: Watched) -> dict[str, Any]:
     alone_s = [min(one.alone_s for one in watched.joined[place].values()) for place, _ in watched.probes]
     if search_ms is None or search_ms.high is None or len(alone_s) < MIN_ROUNDS:
         return {"cost_ms": search_ms}
-    most_ms = search_ms.high + estimate([1000 * seconds for seconds in alone_s]).interval().high
+    most_ms = (
+        search_ms.high + estimate_typical([1000 * seconds for seconds in alone_s]).compute_interval().high
+    )
     return {"cost_ms": msgspec.structs.replace(search_ms, high=most_ms), "value": REDUCED}
 
 
@@ -123,7 +125,7 @@ def measure_host_bound_pct(steps: Sequence[Step]) -> float:
     return 100 * median(s / step.step_s for s, step in zip(waits_s, steps, strict=True))
 
 
-def first_rank(step: JoinedStep) -> Step:
+def get_first_rank(step: JoinedStep) -> Step:
     """Return a step as its first rank took it."""
     return next(iter(step.values()))
 
@@ -135,10 +137,10 @@ def measure_saved_ms(joined: Sequence[JoinedStep], seconds_of: Callable[[Step], 
         return None
     saved_ms = []
     for step in told:
-        own_s = {rank: sum(own_work_s(one).values()) for rank, one in step.items()}
+        own_s = {rank: sum(get_work_s(one).values()) for rank, one in step.items()}
         without_s = max(own_s[rank] - seconds_of(one) for rank, one in step.items())
         saved_ms.append(1000 * (max(own_s.values()) - without_s))
-    return as_measured(estimate(saved_ms).interval())
+    return make_measured(estimate_typical(saved_ms).compute_interval())
 
 
 def describe_unseen(watched: Watched) -> list[str]:
@@ -156,7 +158,7 @@ def describe_unseen(watched: Watched) -> list[str]:
         return [f"{other}, with the copies of the model to {replicas.devices} GPUs. {unknown}"]
     if len(watched.ranks) == 1:
         return [f"{other}. Nothing is communicated."]
-    sent = int(median(first_rank(step).collectives for step in watched.joined))
+    sent = int(median(get_first_rank(step).collectives for step in watched.joined))
     return [
         f"{other}, and so do collectives between the parts ({sent} of the default group in a step). {unknown}"
     ]

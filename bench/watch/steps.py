@@ -236,7 +236,7 @@ class Watched:
     def first(self) -> Process:
         return next(iter(self.ranks.values()))
 
-    def by_rank(self) -> list[list[Step]]:
+    def list_by_rank(self) -> list[list[Step]]:
         """Return the compared steps of each rank."""
         return [[step[rank] for step in self.joined] for rank in self.ranks]
 

@@ -10,18 +10,18 @@ from statistics import fmean
 from typing import Any
 
 from ..machine.manifest import Manifest
-from ..plan.buckets import BucketLayout, caps_mib
+from ..plan.buckets import BucketLayout, parse_caps_mib
 from ..plan.case import Case
 from ..plan.sweep import Planned
-from ..results.aggregate import Outcome, bucket_rows, case_rows
+from ..results.aggregate import CaseOutcome, make_bucket_rows, make_case_rows
 from ..results.block_times import BlockTimes
 from ..results.blocks import Block
-from ..results.columns import ALLREDUCE, COMPARISONS, PROBES, typed_frame
-from ..results.comparisons import compared
+from ..results.columns import ALLREDUCE, COMPARISONS, PROBES, make_frame
+from ..results.comparisons import compare_pairs
 from ..results.disk import replace_file
-from ..results.round_times import WAITED, RoundTimes
+from ..results.round_times import WAIT_KEY, RoundTimes
 from ..results.run_folder import RunWriter
-from ..results.tables import csv_bytes, csv_value
+from ..results.tables import encode_csv, format_csv_value
 from .steps import MIN_STEP_S, JoinedStep, Step, Watched
 
 PARTS = ("data", "forward", "backward", "waits", "buffers", "optimizer", "evaluation", "collectives", "other")
@@ -31,7 +31,7 @@ PHASES = ("data", "forward", "backward", "optimizer")
 """Parts as a run has them: the backward includes waiting."""
 
 
-def parts_s(step: Step) -> dict[str, float]:
+def compute_parts_s(step: Step) -> dict[str, float]:
     """Return the seconds of each part of a step, which add up to it."""
     found = {part: step.parts.get(part, 0.0) for part in PARTS}
     waits = min(step.tail_s, found["backward"])
@@ -46,7 +46,7 @@ def write_steps(path: Path, watched: Watched) -> None:
     for rank, process in watched.ranks.items():
         for one in process.steps:
             kind = "probe" if one.probes else "light" if one.hooked else "raced" if one.turn else "unhooked"
-            seconds = (one.step_s, *parts_s(one).values(), one.alone_s if one.probes else None)
+            seconds = (one.step_s, *compute_parts_s(one).values(), one.alone_s if one.probes else None)
             told = (
                 rank,
                 one.n,
@@ -54,15 +54,15 @@ def write_steps(path: Path, watched: Watched) -> None:
                 kind,
                 *(s and round(1000 * s, 4) for s in seconds),
             )
-            rows.append([*map(csv_value, told)])
-    replace_file(path, lambda part: part.write_bytes(csv_bytes(rows)))
+            rows.append([*map(format_csv_value, told)])
+    replace_file(path, lambda part: part.write_bytes(encode_csv(rows)))
 
 
 def write_tables(writer: RunWriter, planned: Planned, watched: Watched, manifest: Manifest) -> None:
     """Write the tables of a run: a case is the training, counted in steps, and each raced bucket cap."""
     case_id = planned.case.case_id
     turns = find_turns(watched, planned.case.bucket_cap_mb)
-    caps = sorted({cap for _, cap in turns}, key=caps_mib)
+    caps = sorted({cap for _, cap in turns}, key=parse_caps_mib)
     cases = {cap: replace(planned.case, bucket_cap_mb=cap) for cap in caps}
     blocks = [*make_blocks(case_id, watched)]
     ids = {cap: case.case_id for cap, case in cases.items()}
@@ -87,18 +87,18 @@ def write_tables(writer: RunWriter, planned: Planned, watched: Watched, manifest
     own |= {"exposed_by": PROBES} if watched.probes else {}
     peaks = [process.end.peak_bytes / 2**20 for process in watched.ranks.values() if process.end.peak_bytes]
     own |= {"peak_mem_mib": max(peaks)} if peaks else {}
-    outcomes = [Outcome(planned, facts=facts | own)]
+    outcomes = [CaseOutcome(planned, facts=facts | own)]
     others = [case for case in cases.values() if case.case_id != case_id]
-    outcomes += [Outcome(replace(planned, case=case), facts=facts) for case in others]
-    typical, units = times.fitted(), dict.fromkeys([case_id, *ids.values()], 1)
+    outcomes += [CaseOutcome(replace(planned, case=case), facts=facts) for case in others]
+    typical, units = times.fit_steps(), dict.fromkeys([case_id, *ids.values()], 1)
     pairs = [(case.case_id, case_id) for case in others]
-    comparisons = compared(pairs, typical, units=units, margin=manifest.margin)
+    comparisons = compare_pairs(pairs, typical, units=units, margin=manifest.margin)
     writer.write_blocks(blocks)
-    writer.replace("cases.csv", case_rows(outcomes, times, comparisons, run=run, typical=typical))
-    writer.replace("buckets.csv", bucket_rows(layouts, times))
-    rows = [one.row(planned.case.unit) for one in comparisons]
-    writer.replace("comparisons.csv", typed_frame(rows, COMPARISONS))
-    writer.replace("allreduce.csv", typed_frame([], ALLREDUCE))
+    writer.replace("cases.csv", make_case_rows(outcomes, times, comparisons, run=run, typical=typical))
+    writer.replace("buckets.csv", make_bucket_rows(layouts, times))
+    rows = [one.to_row(planned.case.unit) for one in comparisons]
+    writer.replace("comparisons.csv", make_frame(rows, COMPARISONS))
+    writer.replace("allreduce.csv", make_frame([], ALLREDUCE))
 
 
 def plan_case(watched: Watched, num_cores: int) -> Planned:
@@ -150,7 +150,7 @@ def make_block(
         )
         for rank, steps_s in taken_s.items()
     ]
-    return Block.of_times(1, *place, times)
+    return Block.from_times(1, *place, times)
 
 
 def find_turns(watched: Watched, own: str) -> dict[tuple[int, str], list[int]]:
@@ -187,7 +187,7 @@ def make_blocks(case_id: str, watched: Watched) -> Iterator[Block]:
     numbers = [next(iter(step.values())).n for step in joined]
     moments_s = find_moments(joined)
 
-    def block(
+    def make_rows(
         phase: str, index: int, taken_s: Mapping[int, Sequence[float]], details: Mapping[int, Any] = {}
     ) -> Block:
         return make_block(watched, (case_id, phase, numbers[index], 0, moments_s[index]), taken_s, details)
@@ -195,37 +195,40 @@ def make_blocks(case_id: str, watched: Watched) -> Iterator[Block]:
     for index, beside in rounds:
         probe = joined[index]
         beside_s = {rank: [step[rank].step_s for step in beside] for rank in probe}
-        yield block("timed", index, beside_s)
-        local_s = {rank: [without_communication_s(one, fmean(beside_s[rank]))] for rank, one in probe.items()}
+        yield make_rows("timed", index, beside_s)
+        local_s = {
+            rank: [estimate_without_communication_s(one, fmean(beside_s[rank]))]
+            for rank, one in probe.items()
+        }
         waited_s = {
             rank: fmean(step[rank].parts.get("collectives", 0.0) for step in beside) for rank in probe
         }
         has_waits = any(waited_s.values())
         told = {
-            rank: ({WAITED: round(1000 * waited_s[rank], 4)} if has_waits else {}) | ready_ms(one)
+            rank: ({WAIT_KEY: round(1000 * waited_s[rank], 4)} if has_waits else {}) | compute_ready_ms(one)
             for rank, one in probe.items()
         }
-        yield block("no_sync", index, local_s, told)
+        yield make_rows("no_sync", index, local_s, told)
         buffers_s = min(one.parts.get("buffers", 0.0) for one in probe.values())
         # The rank that comes last waits for nobody.
-        comm_s = buffers_s + min(_syncs_per_probe(one) * one.alone_s for one in probe.values())
+        comm_s = buffers_s + min(_count_syncs_per_probe(one) * one.alone_s for one in probe.values())
         comm_s = max(comm_s, MIN_STEP_S)
         detail = {"buffers_ms": round(1000 * buffers_s, 4)} if buffers_s else {}
-        yield block("comm", index, {rank: [comm_s] for rank in probe}, dict.fromkeys(probe, detail))
+        yield make_rows("comm", index, {rank: [comm_s] for rank in probe}, dict.fromkeys(probe, detail))
     for index, step in enumerate(joined):
         if any(one.probes for one in step.values()):
             continue
         taken_s = {rank: [one.step_s] for rank, one in step.items()}
         if not rounds:
-            yield block("timed", index, taken_s)
+            yield make_rows("timed", index, taken_s)
         phases_ms = {
             rank: {f"{phase}_ms": round(1000 * one.parts.get(phase, 0.0), 4) for phase in PHASES}
             for rank, one in step.items()
         }
-        yield block("anatomy", index, taken_s, phases_ms)
+        yield make_rows("anatomy", index, taken_s, phases_ms)
 
 
-def ready_ms(probe: Step) -> dict[str, list[float]]:
+def compute_ready_ms(probe: Step) -> dict[str, list[float]]:
     """Return when each bucket is ready, ms since its backward began, as a run's anatomy pass tells it."""
     sync = probe.probes[0]
     if len(probe.syncs) > 1 or sync.begin_s is None:
@@ -233,14 +236,14 @@ def ready_ms(probe: Step) -> dict[str, list[float]]:
     return {"ready_ms": [round(1000 * (s - sync.begin_s), 4) for s in sync.ready_s]}
 
 
-def without_communication_s(probe: Step, usual_s: float) -> float:
+def estimate_without_communication_s(probe: Step, usual_s: float) -> float:
     """Return the seconds of a probe without communication; `usual_s` is a step beside it.
 
     Where only some backwards of the step were held back, the others are taken to add as much each.
     """
-    added_s = _syncs_per_probe(probe) * (usual_s - (probe.step_s - probe.alone_s))
+    added_s = _count_syncs_per_probe(probe) * (usual_s - (probe.step_s - probe.alone_s))
     return max(usual_s - added_s - probe.parts.get("buffers", 0.0), MIN_STEP_S)
 
 
-def _syncs_per_probe(probe: Step) -> float:
+def _count_syncs_per_probe(probe: Step) -> float:
     return len(probe.syncs) / len(probe.probes)

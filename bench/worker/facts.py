@@ -11,8 +11,8 @@ from ..machine.records import Record
 from ..plan.buckets import BucketLayout
 from ..plan.case import Case
 from ..plan.resolve import GpuKind
-from ..results.block_times import BlockTimes, Compilation, DeviceMemory, ProofResult, memory_columns
-from ..results.columns import LEAST
+from ..results.block_times import BlockTimes, Compilation, DeviceMemory, ProofResult, make_memory_columns
+from ..results.columns import MIN_NUMBER
 
 
 class SeenGpus(Record, frozen=True):
@@ -94,7 +94,7 @@ class Warmed(Record, frozen=True):
     layout: BucketLayout | None = None
 
 
-def proof_facts(shown: ProofResult, update: ProofResult) -> dict[str, Any]:
+def make_proof_facts(shown: ProofResult, update: ProofResult) -> dict[str, Any]:
     """Return what both proofs of a case found, for its row in cases.csv."""
     doubt = shown.not_proved or update.not_proved
     errors = {
@@ -104,15 +104,17 @@ def proof_facts(shown: ProofResult, update: ProofResult) -> dict[str, Any]:
     }
     return {
         # As a file holds it: what is next to nothing is 0.
-        **{name: 0.0 if error is not None and error < LEAST else error for name, error in errors.items()},
+        **{
+            name: 0.0 if error is not None and error < MIN_NUMBER else error for name, error in errors.items()
+        },
         "not_proved": doubt and doubt.reason,
         "proved_by": doubt and doubt.remedy,
     }
 
 
-def facts_of(case: Case, warmed: Sequence[Warmed]) -> dict[str, Any]:
+def make_case_facts(case: Case, warmed: Sequence[Warmed]) -> dict[str, Any]:
     """Return what the warm-up of a case on every rank tells, for its row in cases.csv."""
-    facts: dict[str, Any] = memory_columns([one.memory for one in warmed], case.mode)
+    facts: dict[str, Any] = make_memory_columns([one.memory for one in warmed], case.mode)
     layout, compiled = warmed[0].layout, warmed[0].compilation
     if layout is not None:
         facts["num_buckets"] = len(layout.num_bytes)

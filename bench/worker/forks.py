@@ -38,7 +38,7 @@ def serve(conductor: socket.socket, modules: Sequence[str]) -> tuple[dict[str, s
     except Exception:  # noqa: BLE001 - whatever it is, a worker that imports by itself says it
         return None
     codes: dict[int, int | None] = {}
-    while (asked := _asked(conductor)) is not None:
+    while (asked := _receive_request(conductor)) is not None:
         request, descriptors = asked
         if "pid" in request:
             answer = codes[request["pid"]]
@@ -60,7 +60,7 @@ def serve(conductor: socket.socket, modules: Sequence[str]) -> tuple[dict[str, s
     return None
 
 
-def _asked(conductor: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+def _receive_request(conductor: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """The next request, and the descriptor that comes with it, if any; None where the conductor has gone."""
     line, descriptors = b"", list[int]()
     while not line.endswith(b"\n"):

@@ -11,18 +11,18 @@ import torch
 import torch.distributed as dist
 
 from ...models.data import BatchSource, Drawn
-from ...models.step import compile_module, placed
+from ...models.step import compile_module, move_and_compile
 from ..measure.anatomy import run_anatomy, run_pipeline_anatomy
-from ..measure.calibration import longest, run_calibration
+from ..measure.calibration import find_longest, run_calibration
 from ..measure.clock import Clock
 from ..measure.memory import MemoryWatch, release_memory
 from ..measure.standalone import BucketReplay
 from ..measure.telemetry import Telemetry
 from ..measure.timed import Trainer, run_block
 from ..measure.trace import run_trace
-from ..modes import Place, Stages, build_mode, devices_of
-from ..modes.base import gpus_of
-from ..modes.compiled import CompileWatch, draws_as_eager
+from ..modes import Place, Stages, build_mode, list_devices
+from ..modes.base import list_gpus
+from ..modes.compiled import CompileWatch, draw_as_eager
 from ..plan.buckets import BucketLayout
 from ..plan.case import Case
 from ..plan.settings import ResolvedSettings
@@ -38,16 +38,16 @@ MIN_WARMUP_STEPS = 3
 MAX_WARMUP_STEPS = 10
 """Most steps of warm-up: what still gets faster after these is part of the measurement."""
 
-UNSETTLED_STEPS = 2
+NUM_UNSTEADY_STEPS = 2
 """First steps that are no load: they compile, load kernels, and record CUDA graphs."""
 
-STILL_FASTER = 0.95
+MAX_WARMUP_RATIO = 0.95
 """Warm-up goes on while a step takes less than this share of every step before it."""
 
 ANATOMY_STEPS = 2
 """Steps of an anatomy block: DDP's logger tells of a step only in the next one."""
 
-MOST_BLOCKS = 3
+MAX_BLOCKS = 3
 """Blocks whose steps still ask a GPU's driver for memory only lead in; after so many one counts as it is."""
 
 
@@ -65,7 +65,7 @@ class Shared:
 
 
 @dataclass
-class HeldCase:
+class PreparedCase:
     """A case as a rank that takes part holds it."""
 
     case: Case
@@ -79,10 +79,10 @@ class HeldCase:
     """Results of the first steps, until they are compared."""
 
     @contextlib.contextmanager
-    def computing(self) -> Iterator[None]:
+    def enter_training(self) -> Iterator[None]:
         """Within it, the case trains: its batches load, compiled as asked, and errors say what helps."""
         mode = self.trainer.mode
-        with mode.explained(), mode.compiles_as_asked(), self.trainer.loading():
+        with mode.explain_errors(), mode.set_compiler(), self.trainer.load_ahead():
             yield
 
     def close(self) -> None:
@@ -90,13 +90,13 @@ class HeldCase:
             self.first.end()
         self.trainer.close()
 
-    def warm(self, least_s: float, *, compares: bool) -> Warmed:
+    def warm_up(self, least_s: float, *, compares: bool) -> Warmed:
         """Train until it is warm, `least_s` at least. Raises what the model raises.
 
         `compares`: whether `compare` follows.
         """
         case, trainer, prover, mode = self.case, self.trainer, self.shared.prover, self.trainer.mode
-        part = case.part_of(self.shared.place.rank)
+        part = case.get_part(self.shared.place.rank)
         self.first = first = FirstSteps(
             case, trainer, prover.maker.seed, part, keeps=compares, start=prover.maker.start
         )
@@ -106,20 +106,20 @@ class HeldCase:
             num_least += PROOF_STEPS
             first.until_over.callback(lambda: compiling.append(CompileWatch()))
             first.until_over.callback(compile_module, mode.module, case.compile)
-            first.until_over.enter_context(draws_as_eager())
+            first.until_over.enter_context(draw_as_eager())
         steps: list[float] = []
         while len(steps) < num_least or not self._is_warm(steps, least_s):
             steps += run_block(trainer.step, 1, self.shared.clock).steps_ms
-            first.after_step()
+            first.note_step()
         first.end()
-        compilation = compiling[-1].taken() if compiling else None
-        memory = self.memory.taken()
+        compilation = compiling[-1].count_compiled() if compiling else None
+        memory = self.memory.measure_rise()
         trainer.check_loss()
         if compilation is not None and case.communicates:
-            trainer.local_step()  # may need graphs of its own, which no block should wait for
+            trainer.step_locally()  # may need graphs of its own, which no block should wait for
         trainer.check_loss()
-        self.layout = mode.bucket_layout()
-        mode.settle()
+        self.layout = mode.read_bucket_layout()
+        mode.stop_sampling()
         # Another rank may need it for the next case: DP trains on everyone's GPU.
         release_memory(self.shared.place.device)
         times = BlockTimes(sum(steps), tuple(steps))
@@ -127,39 +127,41 @@ class HeldCase:
 
     def _is_warm(self, steps_ms: Sequence[float], least_s: float) -> bool:
         """Tell whether warm-up is over; ranks must take equally many steps, or the next collective hangs."""
-        settled = len(steps_ms) >= MAX_WARMUP_STEPS or steps_ms[-1] >= STILL_FASTER * min(steps_ms[:-1])
-        settled = settled and sum(steps_ms[UNSETTLED_STEPS:]) >= 1000 * least_s
-        return not self._largest(float(not settled))
+        settled = len(steps_ms) >= MAX_WARMUP_STEPS or steps_ms[-1] >= MAX_WARMUP_RATIO * min(steps_ms[:-1])
+        settled = settled and sum(steps_ms[NUM_UNSTEADY_STEPS:]) >= 1000 * least_s
+        return not self._find_largest(float(not settled))
 
-    def _largest(self, value: float) -> float:
-        return value if self.group is None else longest((value,), self.group, self.shared.place.device)[0]
+    def _find_largest(self, value: float) -> float:
+        return (
+            value if self.group is None else find_longest((value,), self.group, self.shared.place.device)[0]
+        )
 
     def compare(self) -> ProofResult:
         """Show that the first steps trained as the plain module. Raises ProofError."""
         first, self.first = self.first, None
         assert first is not None  # it has been warmed up
         prover = self.shared.prover
-        return prover.prove_update(first, prover.subject(self.case, self.stages))
+        return prover.prove_update(first, prover.make_subject(self.case, self.stages))
 
     def measure(self, phase: str, steps: int) -> BlockTimes:
         """Measure a block of `phase`, of `steps` steps where it is steps alone."""
         trainer, telemetry = self.trainer, self.shared.telemetry
-        times = self._measured(phase, steps)
+        times = self._measure_phase(phase, steps)
         if phase == "timed" and telemetry is not None:
-            end_s, gpus = time.monotonic(), gpus_of(self.case, self.shared.place)
+            end_s, gpus = time.monotonic(), list_gpus(self.case, self.shared.place)
             # Counted back from its end: steps before it that are not timed are left out.
-            told = telemetry.between(end_s - times.block_ms / 1000, end_s, gpus)
+            told = telemetry.summarize_between(end_s - times.block_ms / 1000, end_s, gpus)
             times = replace(times, detail={**times.detail, **told})
         trainer.check_loss()
         trainer.release_gradients()
         return times
 
-    def _measured(self, phase: str, steps: int) -> BlockTimes:
+    def _measure_phase(self, phase: str, steps: int) -> BlockTimes:
         trainer, layout, device = self.trainer, self.layout, self.shared.place.device
         if phase in ("timed", "no_sync"):  # steps and nothing else
-            return self._steps(trainer.local_step if phase == "no_sync" else trainer.step, steps)
+            return self._time_steps(trainer.step_locally if phase == "no_sync" else trainer.step, steps)
         if phase == "anatomy":
-            return self._anatomy()
+            return self._run_anatomy()
         if phase == "trace":
             num_buckets = 0 if layout is None else len(layout.num_bytes)
             group = self.group if self.case.communicates else None
@@ -168,21 +170,21 @@ class HeldCase:
         if phase == "calibration":
             clock, num_ranks = self.shared.clock, self.case.num_ranks
             return run_calibration(trainer, layout, self.group, device, clock, num_ranks=num_ranks)
-        sparse = _sparse_gradients(trainer, layout.parameters) if trainer.mode.sparse else {}
+        sparse = _find_sparse_gradients(trainer, layout.parameters) if trainer.mode.sparse else {}
         hook, dtypes = self.case.comm_hook, layout.dtypes
         replay = BucketReplay(layout.num_bytes, hook, self.group, device, dtypes=dtypes, sparse=sparse)
-        return replay.measured(self.shared.clock, first=trainer.mode.broadcast_buffers)
+        return replay.time_block(self.shared.clock, first=trainer.mode.broadcast_buffers)
 
-    def _steps(self, step: Callable[[], None], number: int) -> BlockTimes:
+    def _time_steps(self, step: Callable[[], None], number: int) -> BlockTimes:
         """A block in which no rank of the case asked a GPU's driver for memory, or the last of some."""
-        gpus, lead_in = gpus_of(self.case, self.shared.place), self.trainer.num_lead_in
-        for _ in range(MOST_BLOCKS):
+        gpus, lead_in = list_gpus(self.case, self.shared.place), self.trainer.num_lead_in
+        for _ in range(MAX_BLOCKS):
             times = run_block(step, number, self.shared.clock, lead_in=lead_in, gpus=gpus)
-            if not gpus or not self._largest(times.detail[DEVICE_ALLOCS]):
+            if not gpus or not self._find_largest(times.detail[DEVICE_ALLOCS]):
                 break
         return times
 
-    def _anatomy(self) -> BlockTimes:
+    def _run_anatomy(self) -> BlockTimes:
         trainer, case, device = self.trainer, self.case, self.shared.place.device
         if case.spec.is_staged:
             return run_pipeline_anatomy(trainer, ANATOMY_STEPS, device, self.group)
@@ -191,27 +193,29 @@ class HeldCase:
         return run_anatomy(trainer, ANATOMY_STEPS, device, local_steps=local_steps, buckets=buckets)
 
 
-def build(case: Case, group: dist.ProcessGroup | None, shared: Shared, stages: Stages | None) -> HeldCase:
+def build(case: Case, group: dist.ProcessGroup | None, shared: Shared, stages: Stages | None) -> PreparedCase:
     """Build a case. Raises Unsupported, or what the model raises."""
     place, prover = shared.place, shared.prover
     release_memory(place.device)  # torch before 2.15 leaves cycles, which would count as other cases'
-    source = source_of(case, shared)
-    memory = MemoryWatch(devices_of(case, place), source.held)
-    prover.subject(case, stages)
-    module = placed(prover.maker.module(), case, place.device)
+    source = open_case_source(case, shared)
+    memory = MemoryWatch(list_devices(case, place), source.held)
+    prover.make_subject(case, stages)
+    module = move_and_compile(prover.maker.make_module(), case, place.device)
     mode = build_mode(case, module, place, group, stages=stages)
-    return HeldCase(case, group, shared, Trainer(case, mode, prover.maker.workload, source), memory, stages)
+    return PreparedCase(
+        case, group, shared, Trainer(case, mode, prover.maker.workload, source), memory, stages
+    )
 
 
-def source_of(case: Case, shared: Shared) -> BatchSource:
+def open_case_source(case: Case, shared: Shared) -> BatchSource:
     """Open the batches of this rank; those that another live case holds are not drawn again."""
     place = shared.place
-    return shared.prover.maker.source(case, case.part_of(place.rank), place.device, shared.drawn)
+    return shared.prover.maker.open_source(case, case.get_part(place.rank), place.device, shared.drawn)
 
 
-def _sparse_gradients(trainer: Trainer, buckets: Sequence[Sequence[int]]) -> dict[int, torch.Tensor]:
+def _find_sparse_gradients(trainer: Trainer, buckets: Sequence[Sequence[int]]) -> dict[int, torch.Tensor]:
     """The sparse gradients of a step of this rank alone, by the number of the bucket that each is."""
-    trainer.local_step()
+    trainer.step_locally()
     found = [one.grad for one in trainer.mode.module.parameters() if one.requires_grad]
     own = {number: found[bucket[0]] for number, bucket in enumerate(buckets)}
     return {number: one.coalesce() for number, one in own.items() if one is not None and one.is_sparse}

@@ -16,22 +16,22 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..common.cli import guarded, speaker
+from ..common.cli import get_message_prefix, run_command
 from ..common.errors import ExitCode
-from ..common.process import die_at_once, host_name
-from ..common.tracebacks import bounded
+from ..common.process import get_host_name, set_default_signals
+from ..common.tracebacks import cut_traceback
 from ..machine.launch import Launch
-from ..measure.groups import waiting_for, waits_for
+from ..measure.groups import get_waiting, note_waiting
 from . import messages as m
 from .rank import Rank
-from .stores import ADDRESS_KEY, joined_store
+from .stores import ADDRESS_KEY, join_store
 
-CONNECT_S = 600.0
+CONNECT_TIMEOUT_S = 600.0
 """Seconds that a worker looks for its conductor: allocations and slow file systems can take minutes."""
 
-POLL_S = 0.1
+POLL_INTERVAL_S = 0.1
 
-ANSWER_S = 10.0
+ANSWER_TIMEOUT_S = 10.0
 """Seconds that the conductor may take to answer a hello."""
 
 SPURIOUS = r"(?s)Grad strides do not match bucket view strides.*?sizes\(\) = \[\d+, \d+, 1, 1\]"
@@ -52,7 +52,7 @@ class Connection:
         # The connection ends with this process, not with its forks, which loaders and users' pools are.
         os.register_at_fork(after_in_child=self._leave)
         self.send(hello)
-        first = self._lines.readline(m.MOST_BYTES)
+        first = self._lines.readline(m.MAX_BYTES)
         if not first:
             self._socket.close()
             raise ConnectionRefusedError
@@ -74,10 +74,16 @@ class Connection:
 
     def _listen(self) -> None:
         with contextlib.suppress(OSError, ValueError):
-            while line := self._lines.readline(m.MOST_BYTES):
+            while line := self._lines.readline(m.MAX_BYTES):
                 command = m.decode(line, m.AnyCommand)
                 if isinstance(command, m.Tell):
-                    self.send(m.Told(waits_for=waits_for(), where=self._where(), stacks=bounded(stacks())))
+                    self.send(
+                        m.Told(
+                            waits_for=get_waiting(),
+                            where=self._describe_frame(),
+                            stacks=cut_traceback(format_stacks()),
+                        )
+                    )
                     continue
                 self.commands.put(command)
                 if isinstance(command, m.Quit):
@@ -85,14 +91,14 @@ class Connection:
         # A worker that computes on would notice nothing before its next answer.
         os._exit(ExitCode.START_AGAIN)
 
-    def _where(self) -> str:
+    def _describe_frame(self) -> str:
         frame = sys._current_frames().get(self._main)  # documented, though underscored
         if frame is None:
             return "has no main thread"
         return f"in {frame.f_code.co_name} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
 
 
-def stacks() -> str:
+def format_stacks() -> str:
     """Return the Python stack of every thread of this process."""
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as file:
         faulthandler.dump_traceback(file, all_threads=True)
@@ -105,7 +111,7 @@ def serve(connection: Connection, rank: Rank) -> NoReturn:
     warnings.filterwarnings("ignore", message=SPURIOUS)
     del sys.argv[1:]  # a script that parses it would take our arguments for its own
     while True:
-        with waiting_for("the conductor"):
+        with note_waiting("the conductor"):
             command = connection.commands.get()
         if isinstance(command, m.Quit):
             sys.stdout.flush()
@@ -123,42 +129,44 @@ def _print_to_stderr() -> None:
 
 def start(descriptor: int) -> NoReturn:
     """Be a worker that the conductor has started with an end of a connection; its environment says which."""
-    die_at_once()
+    set_default_signals()
     _print_to_stderr()
 
-    def work() -> int:
+    def run_worker() -> int:
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed()  # Python's own generator does so itself
         connected = socket.socket(fileno=descriptor)
         connected.set_inheritable(False)
-        hello = m.Hello(token="", rank=int(os.environ["RANK"]), host=host_name())
+        hello = m.Hello(token="", rank=int(os.environ["RANK"]), host=get_host_name())
         serve(Connection(connected, hello), Rank(hello.rank, int(os.environ["LOCAL_RANK"])))
 
     with contextlib.suppress(OSError):
-        guarded("run", work)
+        run_command("run", run_worker)
     os._exit(ExitCode.START_AGAIN)
 
 
 def join(launch: Launch) -> NoReturn:
     """Be a worker that torchrun or srun has started: find the conductor in the launcher's store."""
-    die_at_once()
+    set_default_signals()
     _print_to_stderr()
     rank = Rank(launch.rank, launch.local_rank)
-    timer = threading.Timer(CONNECT_S, _give_up)
+    timer = threading.Timer(CONNECT_TIMEOUT_S, _give_up)
     timer.daemon = True
     timer.start()
-    store = rank.store = joined_store()
+    store = rank.store = join_store()
     while True:
         # What an attempt before this one has left there leads nowhere: torchrun keeps its store.
         with contextlib.suppress(OSError):
-            store.wait([ADDRESS_KEY], timedelta(seconds=CONNECT_S))
+            store.wait([ADDRESS_KEY], timedelta(seconds=CONNECT_TIMEOUT_S))
             host, port, token = bytes(store.get(ADDRESS_KEY)).decode().split()
             where = os.environ["MASTER_ADDR"] if host == "master" else host
-            connected = m.quick(socket.create_connection((where, int(port)), timeout=ANSWER_S))
-            hello = m.Hello(token=token, rank=launch.rank, host=host_name())
+            connected = m.set_socket_options(
+                socket.create_connection((where, int(port)), timeout=ANSWER_TIMEOUT_S)
+            )
+            hello = m.Hello(token=token, rank=launch.rank, host=get_host_name())
             connection = Connection(connected, hello)
             break
-        time.sleep(POLL_S)
+        time.sleep(POLL_INTERVAL_S)
     timer.cancel()
     serve(connection, rank)
 
@@ -166,7 +174,8 @@ def join(launch: Launch) -> NoReturn:
 def _give_up() -> None:
     where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     print(
-        f"{speaker()}: error: rank 0 did not come to {where} within {CONNECT_S:g} s; see what holds it up, "
+        f"{get_message_prefix()}: error: rank 0 did not come "
+        f"to {where} within {CONNECT_TIMEOUT_S:g} s; see what holds it up, "
         "and start again",
         file=sys.stderr,
         flush=True,

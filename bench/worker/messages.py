@@ -21,7 +21,7 @@ from ..plan.settings import ResolvedSettings
 from ..results.block_times import BlockTimes, Fault, ProofResult
 from .facts import Begun, Devices, Inspected, SeenGpus, Warmed
 
-MOST_BYTES = 2**28
+MAX_BYTES = 2**28
 """Bytes of a line. The longest have a trace: 300 KiB, of a large model some MiB."""
 
 LOOPBACK = "127.0.0.1"
@@ -84,7 +84,7 @@ AnyAnswer: TypeAlias = Hello | Told | Report
 class Command(Record, Generic[Reply_co], frozen=True, tag_field="do", tag=str.lower):
     """An order of the conductor to a worker; each one is answered by a `Report`, which has a reply."""
 
-    def reply_in(self, report: Report) -> Reply_co:
+    def read_reply(self, report: Report) -> Reply_co:
         """Return a worker's reply. Raises msgspec.ValidationError for what no worker says."""
         (base,) = type(self).__orig_bases__  # type: ignore[attr-defined]  # every generic class has it
         found: Reply_co = msgspec.convert(report.value, get_args(base)[0])
@@ -127,7 +127,7 @@ class Begin(Command[Begun], frozen=True):
     num_outputs: int
     """Number that the worker which has looked at the model tells; none of those that train looks."""
     cases: tuple[Case, ...]
-    """Of each mode, number of devices and backend one that runs; to measure a case, its commands bring it."""
+    """Cases that run, one for each mode, number of devices and backend; commands bring their own."""
     world_size: int
     local_world_size: int
     meeting: str
@@ -245,7 +245,7 @@ class Forget(Command[None], frozen=True):
     """Give back the memory of what cases were compared with: all are prepared."""
 
 
-IN_STEP = (Wait, Link, Prove, Warm, Compare, Block, Agree, Curve, Settle)
+STEP_COMMANDS = (Wait, Link, Prove, Warm, Compare, Block, Agree, Curve, Settle)
 """Commands that all ranks begin together; a rank that takes no part in one is told to `Wait`."""
 
 Commands: TypeAlias = Mapping[int, Command[Any]]
@@ -267,7 +267,7 @@ def decode(line: bytes | bytearray, kind: Any) -> Any:
         raise ValueError("no message: nested too deeply") from None
 
 
-def quick(connection: socket.socket) -> socket.socket:
+def set_socket_options(connection: socket.socket) -> socket.socket:
     """Have each line sent at once, and notice within two minutes where the other host has lost its power."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

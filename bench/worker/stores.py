@@ -11,17 +11,17 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from torch.distributed.rendezvous import rendezvous
 
 from ..common.errors import UsageError
-from ..measure.groups import COLLECTIVE_TIMEOUT, waiting_for
+from ..measure.groups import COLLECTIVE_TIMEOUT, note_waiting
 from .messages import LOOPBACK, Begin
 
-CONNECT_LIMIT = timedelta(seconds=10)
+CONNECT_TIMEOUT = timedelta(seconds=10)
 """A store that torch's agent has opened before it started the ranks answers sooner, or the agent is gone."""
 
 ADDRESS_KEY = "ddp-bench/conductor"
 """Key of the conductor's address in the launcher's store; of the latest attempt, for it is kept."""
 
 
-def opened_store() -> tuple[Store, int]:
+def open_store() -> tuple[Store, int]:
     """Open a store for the ranks of this machine; it and its port."""
     listener = socket.create_server((LOOPBACK, 0))  # by itself it would listen on every interface
     port = int(listener.getsockname()[1])
@@ -31,13 +31,13 @@ def opened_store() -> tuple[Store, int]:
     return store, port
 
 
-def meet(asked: Begin, number: int, store: Store | None) -> Store:
+def join_default_group(asked: Begin, number: int, store: Store | None) -> Store:
     """Have all ranks meet in the default group; the store at which they did."""
     if asked.port:  # otherwise a launcher has set them, each host's own number of ranks too
         sizes = {"WORLD_SIZE": str(asked.world_size), "LOCAL_WORLD_SIZE": str(asked.local_world_size)}
         os.environ |= {**sizes, "MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(asked.port)}
     store = store or TCPStore(LOOPBACK, asked.port, is_master=False)
-    with waiting_for("the other ranks"):
+    with note_waiting("the other ranks"):
         dist.init_process_group(
             "gloo",
             store=PrefixStore(asked.meeting, store),
@@ -48,12 +48,14 @@ def meet(asked: Begin, number: int, store: Store | None) -> Store:
     return store
 
 
-def joined_store() -> Store:
+def join_store() -> Store:
     """Join the store of torchrun or srun. Raises UsageError for a port that is taken, and for no store."""
     where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     is_open = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
-        store: Store = next(rendezvous("env://", timeout=CONNECT_LIMIT if is_open else COLLECTIVE_TIMEOUT))[0]
+        store: Store = next(rendezvous("env://", timeout=CONNECT_TIMEOUT if is_open else COLLECTIVE_TIMEOUT))[
+            0
+        ]
     except (RuntimeError, ValueError) as error:
         if "EADDRINUSE" in str(error) or "address already in use" in str(error):
             raise UsageError(f"{where} is already in use; choose another port with MASTER_PORT") from None

@@ -20,10 +20,10 @@ from ddp_bench.bench.common.errors import ExitCode
 from ddp_bench.bench.gate.compare import compare
 from ddp_bench.bench.gate.decide import Policy
 from ddp_bench.bench.gate.main import DEFAULT_LAUNCHES, DEFAULT_THRESHOLD
-from ddp_bench.bench.gate.runs import both, read_run
-from ddp_bench.bench.results.case_columns import GATED
+from ddp_bench.bench.gate.runs import merge_sides, read_run
+from ddp_bench.bench.results.case_columns import GATED_METRICS
 
-POLICY = Policy(thresholds=dict.fromkeys(GATED, DEFAULT_THRESHOLD))
+POLICY = Policy(thresholds=dict.fromkeys(GATED_METRICS, DEFAULT_THRESHOLD))
 SLOW_DOWNS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.10)
 
 
@@ -41,7 +41,7 @@ def verdict(changed, seed):
     """A gate of launches drawn from pairs of baseline and candidate: its exit code, and how many it took."""
     launches = random.Random(seed).choices(changed, k=DEFAULT_LAUNCHES[-1])
     for look in DEFAULT_LAUNCHES:
-        gate = compare(*both(launches[:look]), policy=POLICY, looks=DEFAULT_LAUNCHES)
+        gate = compare(*merge_sides(launches[:look]), policy=POLICY, looks=DEFAULT_LAUNCHES)
         if not gate.needs_more_launches:
             break
     return gate.exit_code, look

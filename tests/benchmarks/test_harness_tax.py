@@ -7,7 +7,7 @@ Both drive the same module, optimizer and batch, so nothing but the harness diff
 import pytest
 from rank_pool import Ranks
 
-from ddp_bench.bench.stats.interval import median_interval
+from ddp_bench.bench.stats.interval import compute_median_interval
 
 LOOPS = """
 import random, time
@@ -17,7 +17,7 @@ from ddp_bench.bench.measure.timed import run_block
 n = cluster.world_size
 case = case_of(mode="ddp" if n > 1 else "single", num_devices=n, arch="resnet18", image_size=64,
                batch_per_device=16, backend="gloo")
-workload = resnet_workload("resnet18", 64)
+workload = make_resnet_workload("resnet18", 64)
 mode = build_mode(case, workload.module(), cluster.place, cluster.group(n, "gloo"))
 source = open_source(workload, data="device", batch_size=16, rank=cluster.rank, world_size=n,
                      device=cluster.place.device, seed=0)
@@ -58,7 +58,7 @@ def test_the_harness_costs_nothing(benchmark, tmp_path, mode, num_ranks):
     rounds = 80 if num_ranks == 1 else 60
     pairs = benchmark.pedantic(lambda: made.play(LOOPS.replace("ROUNDS", str(rounds)))[0], rounds=1)
     made.end()
-    ratio = median_interval([bare / suite for suite, bare in pairs])
+    ratio = compute_median_interval([bare / suite for suite, bare in pairs])
     interval = f"{ratio.estimate:.4f} [{ratio.low:.4f}, {ratio.high:.4f}]"
     text = f"{mode}: images/s of the suite / bare loop = {interval}"
     benchmark.extra_info["ratio"] = text

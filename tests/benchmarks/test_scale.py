@@ -25,23 +25,23 @@ from commands import ROOT
 
 from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.machine.manifest import Manifest
-from ddp_bench.bench.plan.resolve import with_device_defaults
+from ddp_bench.bench.plan.resolve import fill_device_defaults
 from ddp_bench.bench.plan.settings import Settings
-from ddp_bench.bench.plan.sweep import Machine, expand, plan_hash
-from ddp_bench.bench.results.aggregate import Outcome, case_rows
+from ddp_bench.bench.plan.sweep import Machine, expand_cases, hash_plan
+from ddp_bench.bench.results.aggregate import CaseOutcome, make_case_rows
 from ddp_bench.bench.results.block_times import BlockTimes
 from ddp_bench.bench.results.blocks import Block
 from ddp_bench.bench.results.case_result import CaseResult
-from ddp_bench.bench.results.columns import ALLREDUCE, BLOCKS, BUCKETS, COMPARISONS, typed_frame
-from ddp_bench.bench.results.comparisons import compared, pairs_of
+from ddp_bench.bench.results.columns import ALLREDUCE, BLOCKS, BUCKETS, COMPARISONS, make_frame
+from ddp_bench.bench.results.comparisons import compare_pairs, list_pairs
 from ddp_bench.bench.results.journal import JOURNAL, Completion, Journal, Layout, read, read_blocks
 from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.store import RunData, load_run
 from ddp_bench.bench.run.open_folder import begin_attempt
 from ddp_bench.bench.run.rounds import Rounds
-from ddp_bench.bench.run.schedule import round_order
-from ddp_bench.bench.stats.fit import fit
+from ddp_bench.bench.run.schedule import draw_round_order
+from ddp_bench.bench.stats.fit import fit_two_way
 
 NUM_STEPS = 3
 
@@ -63,8 +63,8 @@ def plan(num_caps, num_ranks):
         devices_per_node=8,
         rank_hosts=tuple(f"host{rank // 8}" for rank in range(num_ranks)),
     )
-    resolved = with_device_defaults(settings, device_type="cuda", num_local_devices=8)
-    return expand(resolved, machine, arch="resnet50", image_size=224)
+    resolved = fill_device_defaults(settings, device_type="cuda", num_local_devices=8)
+    return expand_cases(resolved, machine, arch="resnet50", image_size=224)
 
 
 def times_of(index, round_index, num_ranks, share=1.0, detail=None):
@@ -92,34 +92,36 @@ def recorded_run(folder, num_caps, num_rounds, num_ranks):
         planned = plan(num_caps, num_ranks)
         ids = [p.case.case_id for p in planned]
     ranks = [p.case.num_devices for p in planned]
-    outcomes = [Outcome(p, "ok", "", {"num_buckets": 4, "device_name": "NVIDIA H200"}) for p in planned]
+    outcomes = [CaseOutcome(p, "ok", "", {"num_buckets": 4, "device_name": "NVIDIA H200"}) for p in planned]
     writer, times, log = made.new_run(folder), RoundTimes(), Journal(folder)
     writer.write_manifest(Manifest())
     for round_index in range(1, num_rounds + 1):
-        for index in round_order(len(planned), seed=0, round_index=round_index):
+        for index in draw_round_order(len(planned), seed=0, round_index=round_index):
             found = times_of(index, round_index, ranks[index])
             with timed("store"):
-                block = Block.of_times(1, ids[index], "timed", round_index, index, 10.0 * round_index, found)
+                block = Block.from_times(
+                    1, ids[index], "timed", round_index, index, 10.0 * round_index, found
+                )
                 log.write(block, sync=True)
                 times.add(block)
         with timed("summarise"):
-            writer.replace("cases.csv", case_rows(outcomes, times))
+            writer.replace("cases.csv", make_case_rows(outcomes, times))
     del times
     with timed("resume"):
         times = RoundTimes(read_blocks(folder))
         batches = {p.case.case_id: p.case.global_batch for p in planned}
         rows = [
-            {**p.case.stored(), "case_id": p.case.case_id, "oversubscribed": p.oversubscribed}
+            {**p.case.to_row(), "case_id": p.case.case_id, "oversubscribed": p.oversubscribed}
             for p in planned
         ]
-        typical = times.fitted()
-        pairs = pairs_of(map(CaseResult.of, rows))
-        comparisons = compared(pairs, typical, units=batches, margin=0.05)
-        cases = case_rows(outcomes, times, comparisons, typical=typical)
+        typical = times.fit_steps()
+        pairs = list_pairs(map(CaseResult.from_row, rows))
+        comparisons = compare_pairs(pairs, typical, units=batches, margin=0.05)
+        cases = make_case_rows(outcomes, times, comparisons, typical=typical)
     with timed("tables"):
         writer.write_blocks(read_blocks(folder))
-    told = typed_frame([one.row() for one in comparisons], COMPARISONS)
-    nothing = (typed_frame([], columns) for columns in (BLOCKS, BUCKETS, ALLREDUCE))
+    told = make_frame([one.to_row() for one in comparisons], COMPARISONS)
+    nothing = (make_frame([], columns) for columns in (BLOCKS, BUCKETS, ALLREDUCE))
     run = RunData(folder, Manifest(), cases, *nothing, told)
     vars(run)["times"] = times
     with timed("findings"):
@@ -197,7 +199,7 @@ def fitted(num_cases, num_rounds):
     log_ms = log_ms + 0.03 * rng.standard_normal(shape)
     log_ms[rng.random(shape) < 0.2] = np.nan
     begun_s = time.process_time()
-    found = fit(np.exp(log_ms))
+    found = fit_two_way(np.exp(log_ms))
     fit_s = time.process_time() - begun_s
     for column in range(3, shape[1], 3):
         found.estimate(lambda at: at[0] - at[1], column, 0)
@@ -220,7 +222,7 @@ def reread(folder, num_caps, num_ranks, num_buckets):
         for end in ("", "_low", "_high")
     }
     bucket = {"case_id": planned[-1].case.case_id, "bytes": 2**20, "num_params": 3, **ends}
-    rows = typed_frame([bucket | {"bucket": index} for index in range(num_buckets)], BUCKETS)
+    rows = make_frame([bucket | {"bucket": index} for index in range(num_buckets)], BUCKETS)
     every = pd.concat([rows.assign(rank=rank) for rank in range(num_ranks)] * 9)
     writer.replace("buckets.csv", every)
     begun_s = time.process_time()
@@ -253,32 +255,32 @@ def log_of(folder, num_caps, num_rounds, num_ranks):
     os.fsync, folder = lambda _descriptor: None, Path(folder)
     planned = plan(num_caps, num_ranks)
     writer = made.new_run(folder)
-    told = {"plan_hash": plan_hash(planned), "created_utc": "2026-01-02T03:04:05+00:00"}
+    told = {"plan_hash": hash_plan(planned), "created_utc": "2026-01-02T03:04:05+00:00"}
     writer.write_manifest(made.made_manifest(settings={"margin": 0.05, "device": "cuda"}, **told))
     recorder = Recorder.begin(planned, writer)
     begin_attempt(recorder, {})
     for index, one in enumerate(planned):
         if one.skip_reason is None:
             recorder.set_outcome(index, "ok", "", {"num_buckets": 4, "device_name": "NVIDIA H200"})
-            recorder.log(Layout(case_id=one.case.case_id, num_bytes=(4, 4, 4, 4)))
+            recorder.append_event(Layout(case_id=one.case.case_id, num_bytes=(4, 4, 4, 4)))
     run = SimpleNamespace(recorder=recorder, settings=Settings(race=True), _refresh_at_s=30.0)
     run.console = SimpleNamespace(table=lambda _: None)
     run.elapsed_s = lambda: recorder.elapsed_s + wait_s + time.perf_counter() - begun_s
     wait_s = num_rows = 0
     for round_index in range(1, num_rounds + 1):
         passes = ("timed", "no_sync", "anatomy")[: 3 if round_index % 5 == 0 else 2]
-        for index, phase in product(round_order(len(planned), seed=0, round_index=round_index), passes):
+        for index, phase in product(draw_round_order(len(planned), seed=0, round_index=round_index), passes):
             share = 1.0 if phase == "timed" else 0.8 + (index + 5 * round_index) % 13 / 100
             detail = {"ready_ms": [1.0, 2.0, 3.0, 4.0], "backward_ms": 50.0} if phase == "anatomy" else {}
             times = times_of(index, round_index, planned[index].case.num_ranks, share, detail)
             begun_s = time.perf_counter()
-            recorder.note(index, f"round {round_index} ({phase})")
+            recorder.record_start(index, f"round {round_index} ({phase})")
             recorder.add_block(
                 planned[index].case.case_id, phase, round_index, index, recorder.elapsed_s, times
             )
             wait_s, num_rows = wait_s + time.perf_counter() - begun_s, num_rows + len(times)
         begun_s = time.perf_counter()
-        Rounds._look(run, round_index)
+        Rounds._take_look(run, round_index)
         wait_s += time.perf_counter() - begun_s
     shutil.copytree(folder, f"{folder}-killed")
     begun_s = time.perf_counter()
@@ -313,8 +315,8 @@ import sys; from pathlib import Path; from ddp_bench.bench.results.recorder impo
 Recorder.reopen(Path(sys.argv[1])).measured()
 """
 FINISH = """
-import sys; from pathlib import Path; from ddp_bench.bench.run.close import finish
-finish(Path(sys.argv[1]), "killed")
+import sys; from pathlib import Path; from ddp_bench.bench.run.close import close_broken_run
+close_broken_run(Path(sys.argv[1]), "killed")
 """
 COMMANDS = {
     "load": ("-c", LOAD, "{run}"),

@@ -238,7 +238,7 @@ def rates_of(folder):
     from ddp_bench.bench.results.store import load_run
 
     run = load_run(folder)
-    caps = {case.case_id: case.setting("bucket_cap_mb") for case in run.results}
+    caps = {case.case_id: case.get_setting("bucket_cap_mb") for case in run.results}
     return {
         "default": 1.0,
         **{caps[one.case_id]: one.ratio.estimate for one in run.compared},

@@ -19,7 +19,7 @@ import pytest
 from commands import ROOT, finished
 from fault_campaign import SAME, SWEEP, TWO_DEVICES, Campaign, Deed, deed
 
-from ddp_bench.bench.common.process import host_name
+from ddp_bench.bench.common.process import get_host_name
 
 pytestmark = pytest.mark.campaign
 
@@ -85,7 +85,7 @@ def test_a_stopped_rank_is_ended(campaign, undisturbed):
         status, reason = campaign.outcome(fault.name)
         assert status == "timeout", reason
         (rank,) = fault.ranks
-        silent = f"within {TIMEOUT_S} s: rank {rank} on {host_name()} gave no answer"
+        silent = f"within {TIMEOUT_S} s: rank {rank} on {get_host_name()} gave no answer"
         assert silent in reason
         assert "Thread" in "".join(path.read_text() for path in (campaign.out / "failures").iterdir())
 

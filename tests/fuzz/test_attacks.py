@@ -190,7 +190,7 @@ ODD = {
 
 
 def finish(arguments):
-    close.finish(Path(arguments[0]), "broken off")
+    close.close_broken_run(Path(arguments[0]), "broken off")
     return 0
 
 
@@ -210,7 +210,7 @@ MAINS = {
 def disarm():
     """Take away from the commands of this process what starts processes."""
     for owner, name, new in (
-        (run, "running_workers", first_worker),
+        (run, "hold_workers", first_worker),
         *((owner, name, reached) for owner, name in ((sides, "check_sides"), (doctor, "examine"))),
         (lab, "run", reached),
         *((network, name, lambda *_: None) for name in ("require_support", "become_root")),

@@ -13,14 +13,14 @@ import pytest
 from accuracy_tables import SINGLE, rounds
 from commands import ROOT
 
-from ddp_bench.bench.plan.resolve import with_device_defaults
+from ddp_bench.bench.plan.resolve import fill_device_defaults
 from ddp_bench.bench.plan.settings import Settings
-from ddp_bench.bench.results.comparisons import FASTER, SLOWER, compared
+from ddp_bench.bench.results.comparisons import FASTER, SLOWER, compare_pairs
 from ddp_bench.bench.results.journal import Completion, State
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.tables import load_blocks
-from ddp_bench.bench.run.stop_rule import StopRule, is_look, resting_cases
-from ddp_bench.bench.stats.fit import Typical
+from ddp_bench.bench.run.stop_rule import StopRule, find_converged, is_look
+from ddp_bench.bench.stats.fit import FittedSteps
 
 MARGIN = 0.05
 MOST_ROUNDS = 80
@@ -34,7 +34,10 @@ POWER_RUNS = 600
 def recordings():
     """Log step times less each case's median, rounds x cases, of every recorded run that is long enough."""
     blocks = load_blocks(ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts" / "blocks.csv", {})
-    runs = [RoundTimes.of(blocks).step_ms("timed"), *(rounds()[name] for name in sorted(rounds(), key=Path))]
+    runs = [
+        RoundTimes.from_frame(blocks).collect_step_ms("timed"),
+        *(rounds()[name] for name in sorted(rounds(), key=Path)),
+    ]
     found = []
     for timed in runs:
         cases = sorted(timed, key=lambda case: case if case == SINGLE else f"cap{case}-")
@@ -62,7 +65,7 @@ def run_of(log_ms):
     names = [f"c{i}" for i in range(log_ms.shape[1])]
     pairs = [(name, names[0]) for name in names[1:]]
     step_ms = {(name, "timed"): {} for name in names}
-    settings = with_device_defaults(Settings(margin=MARGIN), device_type="cpu", num_local_devices=2)
+    settings = fill_device_defaults(Settings(margin=MARGIN), device_type="cpu", num_local_devices=2)
     recorder = SimpleNamespace(comparisons=[], journal=SimpleNamespace(state=State()))
     rule = StopRule(settings, recorder, lambda: 0.0)
     resting = frozenset()
@@ -73,10 +76,10 @@ def run_of(log_ms):
         if not is_look(r):
             continue
         units = dict.fromkeys(names, 16)
-        recorder.comparisons = compared(pairs, Typical(step_ms), units=units, margin=MARGIN)
-        if reason := rule.reason(r):
+        recorder.comparisons = compare_pairs(pairs, FittedSteps(step_ms), units=units, margin=MARGIN)
+        if reason := rule.explain_end(r):
             break
-        resting = resting_cases(recorder.comparisons, {})
+        resting = find_converged(recorder.comparisons, {})
     answers = {one.case_id: one.answer for one in recorder.comparisons}
     return {case: said for case, said in answers.items() if said in (FASTER, SLOWER)}, reason, r
 

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.plan.resolve import resolve
-from ddp_bench.bench.plan.settings import options_of
+from ddp_bench.bench.plan.settings import list_options
 from ddp_bench.bench.predict.allreduce import AllReduceTimes
 from ddp_bench.bench.predict.calibration import Calibration, Identity, Parameter
 from ddp_bench.bench.predict.output import Predictions
 from ddp_bench.bench.predict.prediction import Scenario, predict
 
-NAMES = [setting.name for setting in options_of()]
+NAMES = [setting.name for setting in list_options()]
 TEXTS = DRAWS.map(word) | st.text(max_size=60)
 
 

@@ -11,19 +11,19 @@ from stand_ins import stand_in
 from torch import nn
 
 from ddp_bench.bench.measure import anatomy
-from ddp_bench.bench.measure.anatomy import _dp_stages, bucket_ready_ms, run_anatomy
-from ddp_bench.bench.measure.timed import Trainer, no_gc
+from ddp_bench.bench.measure.anatomy import _time_dp_stages, compute_bucket_ready_ms, run_anatomy
+from ddp_bench.bench.measure.timed import Trainer, pause_gc
 from ddp_bench.bench.modes import Place, base, build_mode
 from ddp_bench.bench.modes.dp import DataParallelStandIn
 from ddp_bench.models.data import open_source
-from ddp_bench.models.registry import resnet_workload
+from ddp_bench.models.registry import make_resnet_workload
 
 DEVICE = torch.device("cpu")
 PLACE = Place(rank=0, device=DEVICE, cores=(0,))
 
 
 def trainer(mode, num_devices):
-    workload = resnet_workload("resnet20", 16)
+    workload = make_resnet_workload("resnet20", 16)
     case = case_of(mode=mode, num_devices=num_devices)
     source = open_source(workload, data="device", batch_size=8, rank=0, world_size=1, device=DEVICE, seed=0)
     return Trainer(case, build_mode(case, workload.module(), PLACE, None), workload, source)
@@ -74,7 +74,7 @@ class Scattering(nn.DataParallel[nn.Module]):
 def test_a_stage_waits_for_the_gpus_of_its_case_alone(waited_for):
     """A wait for another GPU makes a context on it, which takes memory that belongs to nobody's case."""
     parallel, samples = Scattering(), dict[str, list[float]]()
-    with _dp_stages(SimpleNamespace(mode=SimpleNamespace(wrapped=parallel)), samples):
+    with _time_dp_stages(SimpleNamespace(mode=SimpleNamespace(wrapped=parallel)), samples):
         samples["backward_ms"] = []
         assert parallel.scatter() == "scattered"
     assert waited_for == [1, 3, 1, 3]
@@ -88,7 +88,7 @@ from ddp_bench.bench.measure.anatomy import run_anatomy
 from ddp_bench.bench.measure.clock import make_clock
 from ddp_bench.bench.measure.standalone import BucketReplay
 from ddp_bench.bench.measure.trace import run_trace
-workload = resnet_workload("resnet20", 16)
+workload = make_resnet_workload("resnet20", 16)
 def made(**settings):
     case = case_of(**dict(image_size=16, backend="gloo", bucket_cap_mb="0.25") | settings)
     mode = build_mode(case, workload.module(), cluster.place, cluster.group(2, "gloo"))
@@ -110,7 +110,7 @@ def instrumented(ranks):
 
 
 def test_a_parameter_without_gradient_is_ready_when_the_first_gradient_is():
-    assert bucket_ready_ms({0: 5.0, 1: 2.0, 3: 4.0}, [(3, 1), (0, 2), (2,)]) == [4.0, 5.0, 2.0]
+    assert compute_bucket_ready_ms({0: 5.0, 1: 2.0, 3: 4.0}, [(3, 1), (0, 2), (2,)]) == [4.0, 5.0, 2.0]
 
 
 def test_buckets_of_unused_parameters_are_not_sent(instrumented):
@@ -124,8 +124,8 @@ def with_spare():
 workload = replace(workload, module=with_spare)
 def sent(**settings):
     trainer = made(static_graph=True, **settings)
-    trainer.mode.sample_every(1)
-    layout = trainer.mode.bucket_layout()
+    trainer.mode.set_sample_rate(1)
+    layout = trainer.mode.read_bucket_layout()
     group = cluster.group(2, "gloo")
     trace = run_trace(trainer, cluster.place.device, len(layout.num_bytes), group=group, keep=True)
     events = json.loads(gzip.decompress(trace.trace))["traceEvents"]
@@ -147,12 +147,12 @@ report([sent(), sent(skip_all_reduce_unused_params=True)])
 def test_anatomy_and_trace_of_ddp(instrumented):
     found = instrumented("""
 trainer = made()
-layout = trainer.mode.bucket_layout()
+layout = trainer.mode.read_bucket_layout()
 before = [trainer.mode.ddp._get_ddp_logging_data()["iteration"]]
 for _ in range(4):
     trainer.step()
 before.append(trainer.mode.ddp._get_ddp_logging_data()["iteration"])
-assert trainer.mode.bucket_layout() == layout
+assert trainer.mode.read_bucket_layout() == layout
 how = {"local_steps": 2, "buckets": layout.parameters}
 anatomy = run_anatomy(trainer, 4, cluster.place.device, **how)
 one_step = run_anatomy(trainer, 1, cluster.place.device, **how | {"local_steps": 0}).detail
@@ -211,8 +211,8 @@ report([detail, "_sync_buffers" in vars(trainer.mode.ddp)])
 def test_a_rank_whose_profiler_starts_late_is_not_traced_as_communication(instrumented):
     found = instrumented("""
 from ddp_bench.bench.measure import trace
-from ddp_bench.bench.measure.trace import communication_and_compute
-from ddp_bench.bench.measure.trace import overlap_pct
+from ddp_bench.bench.measure.trace import split_spans
+from ddp_bench.bench.measure.trace import compute_overlap_pct
 trainer = made()
 if cluster.rank == 1:
     class SlowToStart(trace.profile):
@@ -220,13 +220,13 @@ if cluster.rank == 1:
             time.sleep(1.0)
             super().start()
     patch.setattr(trace, "profile", SlowToStart)
-sizes = trainer.mode.bucket_layout().num_bytes
+sizes = trainer.mode.read_bucket_layout().num_bytes
 group = cluster.group(2, "gloo")
 times = run_trace(trainer, cluster.place.device, len(sizes), group=group, keep=True)
 every = json.loads(gzip.decompress(times.trace))["traceEvents"]
 events = [event for event in every if event["ph"] == "X"]
 [start] = [e["ts"] for e in events if e["name"] == "step"]
-of_step = overlap_pct(*communication_and_compute([e for e in events if e["ts"] >= start]))
+of_step = compute_overlap_pct(*split_spans([e for e in events if e["ts"] >= start]))
 report([times.block_ms, max(times.detail["done_ms"]), times.detail["overlap_trace_pct"], of_step])
 """)
     for block_ms, done_ms, overlap, of_step in found:
@@ -260,7 +260,7 @@ kept = {}
 hooks = [dict(comm_hook="fp16"), dict(comm_hook="powersgd", bucket_cap_mb="100")]
 for settings in (*hooks, dict(static_graph=True), dict(accumulate=2)):
     trainer = made(**settings)
-    sizes = trainer.mode.bucket_layout().num_bytes
+    sizes = trainer.mode.read_bucket_layout().num_bytes
     gc.collect()
     gc.disable()
     run_anatomy(trainer, 2, cluster.place.device, local_steps=1)
@@ -285,7 +285,7 @@ def test_nothing_keeps_a_case_of_one_process(mode, num_devices):
     made = trainer(mode, num_devices)
     made.step()
     gc.collect()
-    with no_gc():
+    with pause_gc():
         run_anatomy(made, 1, DEVICE, local_steps=0)
         parts = [weakref.ref(part) for part in (made, made.optimizer, made.mode.wrapped, made.mode.module)]
         made.close()
@@ -296,7 +296,7 @@ def test_nothing_keeps_a_case_of_one_process(mode, num_devices):
 def test_the_replay_sends_as_many_bytes_as_ddp_whatever_the_gradients_type(instrumented):
     found = instrumented("""
 from types import SimpleNamespace
-from ddp_bench.bench.worker.held_case import HeldCase, Shared
+from ddp_bench.bench.worker.held_case import PreparedCase, Shared
 def both(dtype, hook):
     case = case_of(image_size=8, backend="gloo", comm_hook=hook)
     layers = torch.nn.Linear(30, 20), torch.nn.Linear(20, 10)
@@ -305,12 +305,12 @@ def both(dtype, hook):
     for _ in range(3):
         with Collectives() as of_ddp:
             mode.wrapped(torch.ones(4, 30, dtype=dtype)).sum().backward()
-    layout = mode.bucket_layout()
+    layout = mode.read_bucket_layout()
     trainer = SimpleNamespace(mode=mode, check_loss=lambda: None, release_gradients=lambda: None)
     clock = make_clock(cluster.place.device)
     shared = Shared(place=cluster.place, settings=None, clock=clock, prover=None)
     with Collectives() as of_replay:
-        HeldCase(case, group, shared, trainer, None, layout=layout).measure("comm", 1)
+        PreparedCase(case, group, shared, trainer, None, layout=layout).measure("comm", 1)
     return of_ddp.num_bytes, of_replay.num_bytes[-1:]
 report([both(dtype, hook) for dtype in (torch.bfloat16, torch.float32, torch.float64)
         for hook in ("none", "fp16", "bf16")])
@@ -341,7 +341,7 @@ group, device = cluster.group(2, "gloo"), cluster.place.device
 details, sent = {}, {}
 for sync in (True, False):
     case = case_of(image_size=16, batch_per_device=2, backend="gloo", sync_buffers=sync)
-    mode = build_mode(case, resnet_workload("resnet20", 16).module(), cluster.place, group)
+    mode = build_mode(case, make_resnet_workload("resnet20", 16).module(), cluster.place, group)
     replay = BucketReplay([4000], "none", group, device)
     with Collectives() as seen:
         times = replay.measured(make_clock(device), first=mode.broadcast_buffers)

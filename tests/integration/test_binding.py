@@ -9,13 +9,13 @@ MORE_CORES = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs 
 
 BIND = """
 import threading
-from ddp_bench.bench.worker.devices import bind
+from ddp_bench.bench.worker.devices import bind_cores
 
 wait = threading.Event()
 earlier = threading.Thread(target=wait.wait)
 earlier.start()
 allowed = sorted(os.sched_getaffinity(0))
-said = bind(frozenset(CORES), allowed)
+said = bind_cores(frozenset(CORES), allowed)
 later = threading.Thread(target=wait.wait)
 later.start()
 threads = [sorted(os.sched_getaffinity(t.native_id)) for t in (threading.main_thread(), earlier, later)]
@@ -34,7 +34,7 @@ def test_all_threads_are_bound_to_the_cores_that_are_allowed_and_near_unless_tho
 
 JOIN = """
 import types
-from ddp_bench.bench.plan.resolve import with_device_defaults
+from ddp_bench.bench.plan.resolve import fill_device_defaults
 from ddp_bench.bench.plan.settings import Settings
 from ddp_bench.bench.worker import devices
 from ddp_bench.bench.worker.messages import Begin
@@ -49,15 +49,15 @@ calls = {
     "get_device_properties": lambda device: types.SimpleNamespace(uuid=str(device)),
 }
 stand_in(patch, devices, {f"torch.cuda.{name}": call for name, call in calls.items()})
-devices.near_cores = lambda device: frozenset({LAST, 100_000})
+devices.read_near_cores = lambda device: frozenset({LAST, 100_000})
 devices.is_narrowed = lambda allowed: NARROWED
 number = int(os.environ["RANK"]) % 2
-asked = Settings.of_stored({"numa_bind": BIND})
-settings = with_device_defaults(asked, device_type="cuda", num_local_devices=2)
+asked = Settings.from_stored({"numa_bind": BIND})
+settings = fill_device_defaults(asked, device_type="cuda", num_local_devices=2)
 sizes = {"world_size": 2, "local_world_size": 2}
 begin = Begin(settings=settings, num_outputs=0, cases=(), meeting="", port=0 if LAUNCHED else 1, **sizes)
 place, bound = devices.take_place(begin, number, number)
-info = devices.place_of_rank(place, number, bound)
+info = devices.describe_rank(place, number, bound)
 report([info.gpu, info.device, info.bound_cores, at_context, list(place.cores)])
 """
 

@@ -12,9 +12,9 @@ from made import case_of
 from selection import in_campaign
 
 from ddp_bench.bench.modes.ddp import DistributedMode, Place
-from ddp_bench.bench.plan.buckets import assign, assign_cap, bucket_bytes, cap_limits
-from ddp_bench.models.profile import gradients_backwards
-from ddp_bench.models.registry import resnet_workload
+from ddp_bench.bench.plan.buckets import assign, assign_cap, compute_cap_limits, sum_bucket_bytes
+from ddp_bench.models.profile import list_gradients
+from ddp_bench.models.registry import make_resnet_workload
 
 ARCHS = ("resnet20", "resnet18", "resnet50", "resnext50_32x4d")
 CAPS = ("0", "25", "1.5")
@@ -31,7 +31,7 @@ def one_rank(tmp_path_factory):
 
 @functools.cache
 def module_of(arch):
-    return resnet_workload(arch, 32).module()
+    return make_resnet_workload(arch, 32).module()
 
 
 RESNET18_LAYOUTS = {
@@ -49,7 +49,7 @@ def reported(case, module, inputs):
     for _ in range(3):
         mode.ddp.zero_grad(set_to_none=True)
         mode.ddp(inputs).sum().backward()
-    return mode, mode.bucket_layout()
+    return mode, mode.read_bucket_layout()
 
 
 def check(arch, caps, **settings):
@@ -60,7 +60,7 @@ def check(arch, caps, **settings):
     sizes = [p.numel() * p.element_size() for p in module_of(arch).parameters()]
     in_order = [sizes[index] for index in order]
     found = assign_cap(in_order, caps)
-    assert bucket_bytes(in_order, found) == layout.num_bytes
+    assert sum_bucket_bytes(in_order, found) == layout.num_bytes
     assert tuple(tuple(order[i] for i in bucket) for bucket in found) == layout.parameters
     return layout
 
@@ -80,8 +80,8 @@ def test_layouts_of_several_resnets(arch, cap):
 @pytest.mark.parametrize("cap", RESNET18_LAYOUTS)
 def test_recorded_layouts_are_the_reducers_of_a_static_graph_too(cap):
     layout = check("resnet18", cap, static_graph=True)
-    predicted = [g.num_bytes for g in gradients_backwards(resnet_workload("resnet18", 64))]
-    of_rule = bucket_bytes(predicted, assign_cap(predicted, cap))
+    predicted = [g.num_bytes for g in list_gradients(make_resnet_workload("resnet18", 64))]
+    of_rule = sum_bucket_bytes(predicted, assign_cap(predicted, cap))
     assert [*layout.num_bytes] == [*of_rule] == RESNET18_LAYOUTS[cap]
     assert sorted(i for bucket in layout.parameters for i in bucket) == list(range(62))
 
@@ -119,7 +119,7 @@ def test_every_bucket_has_the_type_and_the_parameters_that_a_hook_of_pytorch_see
 
     mode.ddp.register_comm_hook(None, watch)
     mode.ddp(torch.randn(4, 8)).sum().backward()
-    layout = mode.bucket_layout()
+    layout = mode.read_bucket_layout()
     found = zip(layout.parameters, layout.dtypes, layout.num_bytes, strict=True)
     told = [
         (frozenset(own), f"torch.{name}", size // getattr(torch, name).itemsize) for own, name, size in found
@@ -174,7 +174,7 @@ def test_the_rule_by_hand(sizes, limits, kinds, layout):
     ],
 )
 def test_caps_are_whole_bytes_and_at_least_one(cap, limits):
-    assert cap_limits(cap) == limits
+    assert compute_cap_limits(cap) == limits
 
 
 @given(PARAMETERS, st.lists(st.integers(1, 2**23), min_size=1, max_size=4))

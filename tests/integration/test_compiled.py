@@ -46,13 +46,13 @@ def tried(**settings):
     module = placed(copy.deepcopy(plain), case, cluster.place.device)
     watch = CompileWatch()
     mode = build_mode(case, module, cluster.place, group)
-    with mode.compiles_as_asked():
+    with mode.set_compiler():
         errors = [off(gradients(mode.wrapped, module), averaged) for _ in range(3)]
         found = watch.taken()
-        with mode.without_communication():
+        with mode.skip_communication():
             errors.append(off(gradients(mode.wrapped, module), local))
         errors.append(off(gradients(mode.wrapped, module), averaged))
-    layout = mode.bucket_layout()
+    layout = mode.read_bucket_layout()
     return max(errors), found.num_graphs, found.graph_breaks, len(layout.num_bytes)
 """
 
@@ -90,7 +90,7 @@ def test_eager_cases_need_no_compiler_and_compiled_ones_say_what_to_install(monk
 
 def test_a_case_of_which_nothing_was_compiled_is_no_compiled_case():
     with pytest.raises(Unsupported, match="made no graph"):
-        CompileWatch().taken()
+        CompileWatch().count_compiled()
 
 
 COUNTED = """

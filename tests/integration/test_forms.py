@@ -5,13 +5,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ddp_bench.bench.modes.fsdp import blocks_of
+from ddp_bench.bench.modes.fsdp import find_blocks
 from ddp_bench.bench.modes.pipeline import PipelineMode
-from ddp_bench.models.registry import resnet_workload
+from ddp_bench.models.registry import make_resnet_workload
 
 COMMON = """
-from ddp_bench.models.workload import loss_function
-workload = resnet_workload("resnet20", 16)
+from ddp_bench.models.workload import make_loss_function
+workload = make_resnet_workload("resnet20", 16)
 prover = make_prover(workload, cluster.place, 0)
 group = cluster.group(2, "gloo")
 def case(mode, **settings):
@@ -82,16 +82,16 @@ class Named(torch.nn.Module):
 
 
 def test_blocks_are_what_comes_again_in_a_list_whatever_it_is_called():
-    resnet = blocks_of(resnet_workload("resnet18", 32).module())
+    resnet = find_blocks(make_resnet_workload("resnet18", 32).module())
     assert [type(one).__name__ for one in resnet] == ["BasicBlock"] * 8
     named = Named()
-    assert blocks_of(named) == [*named.strata.values()]
-    assert blocks_of(torch.nn.Sequential(*resnet)) == resnet
+    assert find_blocks(named) == [*named.strata.values()]
+    assert find_blocks(torch.nn.Sequential(*resnet)) == resnet
     assert (
-        blocks_of(torch.nn.Sequential(torch.nn.Sequential(*resnet[:4]), *resnet[4:]))
+        find_blocks(torch.nn.Sequential(torch.nn.Sequential(*resnet[:4]), *resnet[4:]))
         == resnet[4:] + resnet[:4]
     )
-    assert blocks_of(torch.nn.Linear(2, 2)) == []
+    assert find_blocks(torch.nn.Linear(2, 2)) == []
 
 
 def test_what_goes_wrong_in_a_form_is_caught(forms):
@@ -140,13 +140,13 @@ def job(name, *rest):
     say = "import sys; print('NCCL INFO AllReduce: 8 Bytes -> Algo RING proto LL', flush=True)"
     run = "from ddp_bench.bench.worker.devices import send_messages; send_messages(*sys.argv[1:])"
     return [sys.executable, "-c", f"{say}; {run}", *rest[1:]]
-patch.setattr(devices, "own_command", job)
+patch.setattr(devices, "make_package_command", job)
 before = dict(os.environ)
 def asked(name, *sizes):
     job = AskNccl(name=name, num_ranks=2, sizes=sizes, backend="gloo")
-    return devices.nccl_log(job, cluster.place.device)
+    return devices.read_nccl_log(job, cluster.place.device)
 logs = [asked("asked", 8, 4096)]
-patch.setattr(devices, "own_command", lambda *_: [sys.executable, "-c", "raise SystemExit(1)"])
+patch.setattr(devices, "make_package_command", lambda *_: [sys.executable, "-c", "raise SystemExit(1)"])
 logs.append(asked("failed", 8))
 report([*logs, before == dict(os.environ)])
 """)

@@ -20,8 +20,8 @@ from documented import in_page
 from made_project import NET, RUN, commit
 
 from ddp_bench.bench.common.errors import ExitCode, NotComparableError, UsageError
-from ddp_bench.bench.common.process import own_command
-from ddp_bench.bench.gate.checkouts import Checkout, both_checkouts, worktree
+from ddp_bench.bench.common.process import make_package_command
+from ddp_bench.bench.gate.checkouts import Checkout, check_out_both, make_worktree
 from ddp_bench.bench.gate.interleave import measure_in_turns
 from ddp_bench.bench.gate.main import main
 from ddp_bench.bench.plan.resolve import resolve
@@ -129,7 +129,7 @@ def test_an_interpreter_is_named_from_where_the_gate_was_started(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     wanted = {"env/bin/python": str(tmp_path / "env/bin/python"), "python3": "python3", None: sys.executable}
     for name, found in wanted.items():
-        with both_checkouts(".", resolve({}), name) as (baseline, candidate):
+        with check_out_both(".", resolve({}), name) as (baseline, candidate):
             assert (baseline.python, candidate.python) == (found, sys.executable)
         assert baseline.folder == candidate.folder == tmp_path, "both are the code as it stands"
 
@@ -190,7 +190,7 @@ def test_a_gate_that_is_ended_leaves_nothing_to_the_next_one(number, tmp_path, m
         eventually(lambda: not descendants(folder), 60 if killed else 0)
         assert bool(left_in(folder)) == (folder in worktrees()) == killed
         monkeypatch.setattr(tempfile, "tempdir", folder)
-        with worktree(ROOT, "HEAD"):
+        with make_worktree(ROOT, "HEAD"):
             assert worktrees().count(folder) == 1
         assert left_in(folder) == set()
         assert folder not in worktrees()
@@ -231,7 +231,7 @@ def gate(folder, reference, *arguments, python, path):
     """The gate as typed in `folder`: exit code, JSON, stderr."""
     entries = [str(entry) for entry in path] + [os.environ.get("PYTHONPATH", "")]
     how = ("--interleave", reference, "--launches", "1", "--threshold", "20%", "--json")
-    command = own_command("gate", *how, "--", *arguments, python=str(python))
+    command = make_package_command("gate", *how, "--", *arguments, python=str(python))
     done = finished(command, folder, {"PYTHONPATH": os.pathsep.join(filter(None, entries))})
     return done.returncode, json.loads(done.stdout or "{}"), done.stderr
 

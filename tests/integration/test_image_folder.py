@@ -20,17 +20,17 @@ from ddp_bench.bench.measure.clock import make_clock
 from ddp_bench.bench.measure.timed import Trainer
 from ddp_bench.bench.modes import Place
 from ddp_bench.bench.modes.base import SingleMode
-from ddp_bench.bench.worker.held_case import HeldCase, Shared
+from ddp_bench.bench.worker.held_case import PreparedCase, Shared
 from ddp_bench.bench.worker.messages import Inspect
 from ddp_bench.bench.worker.rank import Rank
 from ddp_bench.models.data import open_source
 from ddp_bench.models.folder import MAX_CHECKED, Images, check_folder
-from ddp_bench.models.registry import resnet_workload
+from ddp_bench.models.registry import make_resnet_workload
 from ddp_bench.models.workload import make_module
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
-WORKLOAD = resnet_workload("resnet20", 8)
+WORKLOAD = make_resnet_workload("resnet20", 8)
 MEAN_RED, STD_RED = 0.485, 0.229
 
 
@@ -146,7 +146,7 @@ def test_a_run_checks_the_folder_before_it_begins(tmp_path):
     (tmp_path / "bad.png").write_text("no image")
     settings = resolved(arch="resnet20", data=str(tmp_path))
     with pytest.raises(UsageError, match="cannot read image"):
-        Rank(0, 0).result(Inspect(settings=settings))
+        Rank(0, 0).compute_reply(Inspect(settings=settings))
 
 
 def test_a_folder_that_is_missing_or_without_images(tmp_path):
@@ -198,7 +198,7 @@ def test_loading_is_part_of_every_step_though_other_cases_run_between_the_blocks
     monkeypatch.setattr(Images, "__getitem__", slow)
     _fill(tmp_path, 60)
     settings = resolved(arch="resnet20", data=str(tmp_path), data_workers=num_workers, steps=1)
-    steps = settings.steps_per_block(1.0)
+    steps = settings.count_steps_per_block(1.0)
     case = case_of(mode="single", num_devices=1, batch_per_device=ROWS, data=str(tmp_path), image_size=8)
     cpu = torch.device("cpu")
     shared = Shared(
@@ -208,15 +208,15 @@ def test_loading_is_part_of_every_step_though_other_cases_run_between_the_blocks
     def held():
         source = _open(tmp_path, batch_size=ROWS, num_workers=num_workers)
         trainer = Trainer(case, SingleMode(make_module(WORKLOAD)), WORKLOAD, source)
-        return HeldCase(case, None, shared, trainer, None)
+        return PreparedCase(case, None, shared, trainer, None)
 
     cases, took_ms = [held() for _ in range(NUM_CASES)], []
     for one in cases:
-        with one.computing():  # begins the processes
+        with one.enter_training():  # begins the processes
             one.measure("timed", steps)
     for _ in range(NUM_VISITS):
         for one in cases:
-            with one.computing():
+            with one.enter_training():
                 took_ms.append(one.measure("timed", steps).block_ms)
             before = num_decoded.value
             time.sleep(3 * ROWS * IMAGE_S)  # another run's turn, or the conductor's tables
@@ -248,9 +248,9 @@ import multiprocessing, os, signal, sys
 from pathlib import Path
 import torch
 from ddp_bench.models.data import open_source
-from ddp_bench.models.registry import resnet_workload
+from ddp_bench.models.registry import make_resnet_workload
 source = open_source(
-    resnet_workload("resnet20", 8), data=sys.argv[1], batch_size=2, rank=0, world_size=1,
+    make_resnet_workload("resnet20", 8), data=sys.argv[1], batch_size=2, rank=0, world_size=1,
     device=torch.device("cpu"), seed=0, num_workers=2,
 )
 source.next()

@@ -9,7 +9,7 @@ import pytest
 from commands import ROOT, finished
 
 from ddp_bench.bench.common.errors import ExitCode
-from ddp_bench.bench.results.run_folder import failure_file
+from ddp_bench.bench.results.run_folder import name_failure_file
 from ddp_bench.bench.results.store import load_run
 
 NET = """\
@@ -81,7 +81,7 @@ def failed(project):
     cases = load_run(project / OUT).cases.set_index("mode")
 
     def kept_now(mode):
-        return (project / OUT / failure_file(cases.loc[mode, "case_id"])).read_text()
+        return (project / OUT / name_failure_file(cases.loc[mode, "case_id"])).read_text()
 
     kept = {mode: kept_now(mode) for mode in ("dp", "ddp")}
     return SimpleNamespace(project=project, done=done, cases=cases, kept=kept, kept_now=kept_now)
@@ -115,7 +115,7 @@ def test_a_mode_that_failed_ends_the_run_with_4_and_is_said_last(failed):
     done, cases = failed.done, failed.cases
     assert done.returncode == ExitCode.NOT_MEASURED == 4, done.stderr[-4000:]
     for mode in failed.kept:
-        path = f"{OUT}/{failure_file(cases.loc[mode, 'case_id'])}"
+        path = f"{OUT}/{name_failure_file(cases.loc[mode, 'case_id'])}"
         case_id, reason = cases.loc[mode, ["case_id", "reason"]]
         ending = f": failed: {reason}: {path.removeprefix(f'{OUT}/')}: {case_id}"
         assert any(line.endswith(ending) for line in done.stdout.splitlines()), done.stdout
@@ -137,7 +137,7 @@ def test_a_quiet_run_says_which_case_failed_where_others_of_its_mode_are_measure
     cases = load_run(project / "results/quiet").cases
     ((case_id, reason),) = cases.loc[cases["status"] == "failed", ["case_id", "reason"]].to_numpy().tolist()
     assert "late bug" in reason
-    kept = f"results/quiet/{failure_file(case_id)}"
+    kept = f"results/quiet/{name_failure_file(case_id)}"
     assert done.stderr == f"{case_id}: failed: {reason}; {kept}\n"
     assert (done.returncode, done.stdout) == (ExitCode.OK, "")
 

@@ -18,7 +18,7 @@ from stand_ins import Patch
 from ddp_bench.bench.common.errors import ExitCode, UsageError
 from ddp_bench.bench.plan.settings import Settings
 from ddp_bench.bench.run.failures import RestartError
-from ddp_bench.bench.run.processes import INTERFACE, Processes, modules_for, worker_variables
+from ddp_bench.bench.run.processes import INTERFACE, Processes, list_modules, make_worker_variables
 from ddp_bench.bench.run.workers import Workers
 from ddp_bench.bench.worker import messages as m
 
@@ -49,8 +49,8 @@ def pids_of(workers):
 
 def test_others_start_when_one_was_killed_and_all_end_within_the_limit_whoever_is_stopped():
     """A worker at first; later what they are forks of. In between a worker finds a mistake."""
-    modules = modules_for(Settings(arch="resnet20"))
-    with contextlib.closing(Workers(Processes(worker_variables("cpu"), modules))) as workers:
+    modules = list_modules(Settings(arch="resnet20"))
+    with contextlib.closing(Workers(Processes(make_worker_variables("cpu"), modules))) as workers:
         workers.open()
         workers.grow(2)
         first, second = pids_of(workers)
@@ -66,7 +66,7 @@ def test_others_start_when_one_was_killed_and_all_end_within_the_limit_whoever_i
         assert not {first, second} & {*new}
         assert workers.ask({0: m.Load(), 1: m.Load()}, "the test", LIMIT_S)[1].fault is None
         with pytest.raises(UsageError, match=r"^json:loads "):
-            workers.value(0, m.Inspect(settings=resolved(workload="json:loads")), "the test", LIMIT_S)
+            workers.ask_worker(0, m.Inspect(settings=resolved(workload="json:loads")), "the test", LIMIT_S)
         if sys.platform == "linux":
             server = workers._processes.server.pid
             os.kill(server, signal.SIGSTOP)
@@ -78,12 +78,12 @@ def test_others_start_when_one_was_killed_and_all_end_within_the_limit_whoever_i
 
 CONDUCTOR = """
 import json, os, signal, sys
-from ddp_bench.bench.run.processes import Processes, modules_for, worker_variables
+from ddp_bench.bench.run.processes import Processes, list_modules, make_worker_variables
 from ddp_bench.bench.run.workers import Workers
 from ddp_bench.bench.plan.settings import Settings
 before = dict(os.environ)
 more = sys.argv[1:]
-workers = Workers(Processes(worker_variables("cpu"), [*modules_for(Settings(arch="resnet20")), *more]))
+workers = Workers(Processes(make_worker_variables("cpu"), [*list_modules(Settings(arch="resnet20")), *more]))
 workers.open()
 workers.grow(2)
 assert dict(os.environ) == before

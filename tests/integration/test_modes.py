@@ -29,7 +29,7 @@ def groups_of(parameters):
     return [{"params": [first], "lr": 0.5}, {"params": others}]
 def adam(parameters):
     return torch.optim.Adam(groups_of(parameters), lr=0.01, betas=(0.8, 0.9))
-workload = replace(resnet_workload("resnet20", 16), optimizer=adam)
+workload = replace(make_resnet_workload("resnet20", 16), optimizer=adam)
 group = cluster.group(2, "gloo")
 def trainer(workload=workload, **settings):
     torch.manual_seed(0)
@@ -109,7 +109,7 @@ plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3),
 group = cluster.group(2, "gloo")
 mode = build_mode(case(sync_batchnorm=True), copy.deepcopy(plain), cluster.place, group)
 inputs = torch.randn(2, 3, 8, 8)
-with mode.without_communication():
+with mode.skip_communication():
     local = mode.wrapped(inputs)
     local.sum().backward()
     while_local = len(sizes)

@@ -9,7 +9,7 @@ NUM_RANKS = 6
 
 SCRIPT = """
 import math
-from ddp_bench.bench.proof.peers import Peers
+from ddp_bench.bench.proof.peers import ProofGroup
 cluster = Cluster()
 rank, size = cluster.rank, cluster.world_size
 torch.manual_seed(rank)
@@ -18,7 +18,7 @@ own = {name: torch.randn(40, 25, dtype=dtype).t() for name, dtype in kinds.items
 own["scalar"] = torch.tensor(0.1 * rank, dtype=torch.float64)
 own["none"] = torch.zeros(3) if rank else torch.ones(3)
 before = {name: one.clone() for name, one in own.items()}
-peers = Peers(rank, size)
+peers = ProofGroup(rank, size)
 with Collectives() as sent:
     means, sizes = peers.mean(own, measures=True)
 calls = [*zip(sent.names, sent.num_bytes)]
@@ -41,7 +41,7 @@ report({
     "traffic": [one / whole for one in traffic],
     "same": len({str({n: one.tolist() for n, one in m.items()}) for m in cluster.gather(means)}),
     "worst": [str(nan[0]), nan[1], peers.worst(-float(rank), f"of {rank}")],
-    "largest": peers.all_largest(rank, -rank, math.nan if rank == 4 else 0.0)[:2],
+    "largest": peers.find_all_largest(rank, -rank, math.nan if rank == 4 else 0.0)[:2],
     "is_nan": math.isnan(peers.largest(math.nan if rank == 4 else 0.0)),
     "given": [peers.broadcast(torch.full((2,), rank), root).tolist() for root in range(size)],
     "empty": [len(one) for one in peers.mean({}, measures=True)],

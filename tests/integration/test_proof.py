@@ -21,7 +21,7 @@ from ddp_bench.bench.modes.dp import DataParallelStandIn
 from ddp_bench.bench.proof import proof
 from ddp_bench.bench.proof.comparison import NO_MEMORY, ProofError
 from ddp_bench.bench.proof.reference import Reference
-from ddp_bench.models.registry import resnet_workload
+from ddp_bench.models.registry import make_resnet_workload
 from ddp_bench.models.workload import Workload
 
 PLACE = Place(rank=0, device=torch.device("cpu"), cores=(0,))
@@ -55,19 +55,19 @@ def prefixed(self):
         (DataParallelStandIn, "reduce_gradients", of_the_first, "gradients differ"),
         (DataParallelStandIn, "reduce_gradients", in_the_eighth_digit, "gradients differ .* 1e-08"),
         (DataParallelStandIn, "replicate", stale, "gradients differ"),
-        (Mode, "state_dict", prefixed, "its state dict is not the plain module's: "),
+        (Mode, "gather_state_dict", prefixed, "its state dict is not the plain module's: "),
     ],
     ids=["a lost replica", "half of the digits", "stale weights", "a prefix in the state dict"],
 )
 def test_a_fault_of_dp_is_caught(monkeypatch, owner, method, fault, said):
     monkeypatch.setattr(owner, method, fault)
     with pytest.raises(ProofError, match=said):
-        make_prover(resnet_workload("resnet20", 16), PLACE, 0).prove(CASE, None)
+        make_prover(make_resnet_workload("resnet20", 16), PLACE, 0).prove(CASE, None)
 
 
 DDP_PROOF = """
 from ddp_bench.bench.measure.faults import PeerFailedError
-workload = resnet_workload("resnet20", 16)
+workload = make_resnet_workload("resnet20", 16)
 prover = make_prover(workload, cluster.place, 0)
 group = cluster.group(2, "gloo")
 base = dict(image_size=16, batch_per_device=2, backend="gloo")
@@ -183,7 +183,7 @@ class ForFloat32(torch.nn.Linear):
 
 
 def prover_for(error):
-    workload = dataclasses.replace(resnet_workload("resnet20", 8), module=lambda: ForFloat32(error))
+    workload = dataclasses.replace(make_resnet_workload("resnet20", 8), module=lambda: ForFloat32(error))
     return make_prover(workload, PLACE, 0)
 
 
@@ -225,7 +225,7 @@ def test_a_model_that_runs_in_neither_says_why():
         def forward(self, x):
             raise ValueError(f"no such luck with {x.dtype}")
 
-    workload = dataclasses.replace(resnet_workload("resnet20", 8), module=lambda: Broken(1, 1))
+    workload = dataclasses.replace(make_resnet_workload("resnet20", 8), module=lambda: Broken(1, 1))
     with pytest.raises(ValueError, match=r"no such luck with torch\.float32"):
         make_prover(workload, PLACE, 0).prove(CASE, None)
 
@@ -240,10 +240,10 @@ def test_the_proof_is_without_tf32_whatever_the_run_uses(monkeypatch):
         yield
         seen.append("as before")
 
-    computed = Reference.computed
-    monkeypatch.setattr(proof, "float32_precision", noted)
+    computed = Reference.compute_result
+    monkeypatch.setattr(proof, "set_float32_precision", noted)
     monkeypatch.setattr(
-        Reference, "computed", lambda *given, **how: seen.append("plain") or computed(*given, **how)
+        Reference, "compute_result", lambda *given, **how: seen.append("plain") or computed(*given, **how)
     )
     prover_for(None).prove(CASE, None)
     assert [seen[0], seen[-1]] == ["fp32", "as before"]
@@ -292,7 +292,7 @@ PREPARED = f"""
 {PROVEN}
 from ddp_bench.bench.results.block_times import ProofResult
 def proven(workload=None, mode="ddp", **settings):
-    workload = workload or resnet_workload("resnet20", 16)
+    workload = workload or make_resnet_workload("resnet20", 16)
     made = replace(workload, channels_last=settings.get("channels_last", False))
     usual = dict(image_size=16, batch_per_device=4, bucket_cap_mb="100")
     found = outcome(made, mode, **usual | settings)
@@ -391,8 +391,8 @@ def adam(parameters):
 class Noisy(Biased):
     def forward(self, x):
         return super().forward(torch.nn.functional.dropout(x, 0.5))
-made = replace(resnet_workload("resnet20", 16), module=Biased, optimizer=adam)
-noisy = replace(resnet_workload("resnet20", 16), module=Noisy)
+made = replace(make_resnet_workload("resnet20", 16), module=Biased, optimizer=adam)
+noisy = replace(make_resnet_workload("resnet20", 16), module=Noisy)
 patch.setattr(Prover, "prove", lambda *_: ProofResult(error=0.0))  # frozen batch norm makes the bias count
 report([proven(made, comm_hook="fp16"), proven(noisy)])
 """
@@ -405,12 +405,12 @@ report([proven(made, comm_hook="fp16"), proven(noisy)])
 def test_nothing_is_proved_on_any_rank_where_one_has_no_memory_for_the_plain_module(ranks):
     script = """
 from ddp_bench.bench.proof import reference
-prove, gradient_of, found = Prover.prove, reference.gradient_of, []
+prove, get_gradient, found = Prover.prove, reference.get_gradient, []
 def full(parameter):
     if cluster.rank:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-    return gradient_of(parameter)
-patch.setattr(reference, "gradient_of", full)
+    return get_gradient(parameter)
+patch.setattr(reference, "get_gradient", full)
 def noted(*given):
     found.append(prove(*given).not_proved.reason)
     return ProofResult(error=0.0)

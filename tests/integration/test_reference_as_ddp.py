@@ -9,7 +9,7 @@ import pytest
 from commands import ROOT, finished
 from test_workloads import PROVEN
 
-from ddp_bench.bench.common.process import own_command
+from ddp_bench.bench.common.process import make_package_command
 
 KINDS = f"""
 {PROVEN}
@@ -17,8 +17,8 @@ import torch.distributed as dist
 import torch.distributed.nn.functional as with_gradients
 from torch.nn.parallel import DistributedDataParallel
 from ddp_bench.bench.proof.making import begin_draws
-from ddp_bench.bench.proof.reference import training_of
-from ddp_bench.models.workload import Workload, loss_function
+from ddp_bench.bench.proof.reference import make_training
+from ddp_bench.models.workload import Workload, make_loss_function
 def world():
     return dist.get_world_size()
 class Net(nn.Sequential):
@@ -106,9 +106,9 @@ def plain(workload, case, num_steps=2):
     prover.subject(case)
     module = prover.maker.module()
     ddp = DistributedDataParallel(module, process_group=everyone)
-    optimizer, loss = workload.optimizer(list(module.parameters())), loss_function(workload)
+    optimizer, loss = workload.optimizer(list(module.parameters())), make_loss_function(workload)
     source = prover.maker.source(case, cluster.rank, cluster.place.device)
-    with as_default(everyone):
+    with set_default_group(everyone):
         for step in range(num_steps):
             optimizer.zero_grad()
             for micro in range(case.accumulate):
@@ -123,9 +123,9 @@ def apart(workload, in_order=False, **settings):
     case = case_of(num_devices=size, batch_per_device=8, data="host", mode="ddp", backend="gloo", **settings)
     right = plain(workload, case)
     prover = make_prover(workload, cluster.place, 0, control=control, alone=alone)
-    with as_default(everyone):
+    with set_default_group(everyone):
         of = prover.subject(case)
-        work = training_of(prover.maker, of, (1.0, 1.0, 1.0))
+        work = make_training(prover.maker, of, (1.0, 1.0, 1.0))
         found = prover.reference.computed(replace(work, in_order=in_order))
     start = prover.maker.start
     off = {{n: (one - (right[n] - start[n])).abs().max() for n, one in found.update.items()}}
@@ -134,7 +134,7 @@ def apart(workload, in_order=False, **settings):
 def effect(loss, **settings):
     case = case_of(num_devices=size, batch_per_device=8, mode="ddp", backend="gloo", **settings)
     prover = make_prover(of_kind(loss), cluster.place, 0, control=control, alone=alone)
-    with as_default(everyone):
+    with set_default_group(everyone):
         return prover.split_effect.of(prover.subject(case))
 """
 
@@ -243,7 +243,7 @@ made = Workload(name="labels", module=lambda: nn.Linear(4, 10), batch=batch,
 def of_rows(batch_per_device):
     case = case_of(num_devices=size, batch_per_device=batch_per_device, mode="ddp", backend="gloo")
     prover = make_prover(made, cluster.place, 0, control=control, alone=alone)
-    with as_default(everyone):
+    with set_default_group(everyone):
         return prover.split_effect.of(prover.subject(case))
 report([of_rows(2), of_rows(4)])
 """)
@@ -376,7 +376,7 @@ def user_run(tmp_path_factory):
     def run(name):
         folder = tmp_path_factory.mktemp("look")
         (folder / "mine.py").write_text(OF_A_USER)
-        command = own_command(
+        command = make_package_command(
             *("run", "--workload", f"mine:{name}", "--image-size", "8", "--device", "cpu", "--gpus", "2"),
             *("--modes", "ddp", "--bucket-cap-mb", "default", "--batch-size", "4", "--rounds", "2"),
             *("--steps", "5", "--out", str(folder / "run")),

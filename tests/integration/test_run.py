@@ -15,9 +15,9 @@ from PIL import Image
 from stand_ins import stand_in
 
 from ddp_bench import load_run
-from ddp_bench.bench.common.process import own_command
-from ddp_bench.bench.plan.settings import options_of
-from ddp_bench.bench.run.close import finish
+from ddp_bench.bench.common.process import make_package_command
+from ddp_bench.bench.plan.settings import list_options
+from ddp_bench.bench.run.close import close_broken_run
 from ddp_bench.bench.run.main import GROUPS, main
 from ddp_bench.bench.worker import devices
 
@@ -94,7 +94,7 @@ def test_its_packages_are_trained_and_our_page_is_written_anew(real_run, tmp_pat
     """Where Python leaves out the current folder, as it may, ours are found too."""
     assert "<html" in (real_run.data.path / "report.html").read_text()
     page = tmp_path / "page.html"
-    again = own_command("report", str(real_run.data.path), "--out", str(page))
+    again = make_package_command("report", str(real_run.data.path), "--out", str(page))
     assert finished(again, real_run.project, {"PYTHONSAFEPATH": "1"}).returncode == 0
     assert page.exists()
 
@@ -152,7 +152,7 @@ def test_under_the_users_own_torchrun(tmp_path):
 
 
 def test_every_setting_is_in_one_group_of_the_whole_help():
-    assert sorted(itertools.chain(*GROUPS.values())) == sorted(setting.name for setting in options_of())
+    assert sorted(itertools.chain(*GROUPS.values())) == sorted(setting.name for setting in list_options())
 
 
 @pytest.mark.usefixtures("in_process")
@@ -275,7 +275,7 @@ def broken_off(real_run, tmp_path):
 
 
 def test_its_files_are_brought_up_to_date_once(broken_off, real_run, capsys):
-    finish(broken_off, "interrupted")
+    close_broken_run(broken_off, "interrupted")
     said = capsys.readouterr().err.splitlines()
     assert f" --resume {broken_off}" in said[-1]
     assert "interrupted; 7 of 11 cases have results in " in said[-2]
@@ -286,5 +286,5 @@ def test_its_files_are_brought_up_to_date_once(broken_off, real_run, capsys):
     pd.testing.assert_frame_equal(run.cases[same], whole.cases[same])
     assert len(run.blocks) < len(whole.blocks)
     assert "<svg" in (broken_off / "report.html").read_text(encoding="utf-8")
-    finish(broken_off, "interrupted")
+    close_broken_run(broken_off, "interrupted")
     assert capsys.readouterr().err == ""

@@ -5,10 +5,10 @@ import json
 import pytest
 from commands import TINY, python
 
-from ddp_bench.bench.plan.buckets import PYTORCH_CAPS, assign_cap, bucket_bytes
+from ddp_bench.bench.plan.buckets import PYTORCH_CAPS, assign_cap, sum_bucket_bytes
 from ddp_bench.bench.predict.calibration import load_calibration
 from ddp_bench.bench.results.store import load_run
-from ddp_bench.models.registry import resnet_workload
+from ddp_bench.models.registry import make_resnet_workload
 
 pytestmark = pytest.mark.campaign
 
@@ -50,12 +50,12 @@ def test_the_slowest_leave_and_the_others_are_compared_with_the_default(tuned):
 def test_the_calibration_speaks_of_the_model_as_ddp_has_it(tuned):
     out, _ = tuned
     found = load_calibration(out)
-    module = resnet_workload("resnet20", 32).module()
+    module = make_resnet_workload("resnet20", 32).module()
     assert {p.name for p in found.parameters} == {name for name, _ in module.named_parameters()}
     sizes = [p.num_bytes for p in found.parameters]
     cases = load_run(out).cases
     usual = (cases["bucket_cap_mb"] == "default") & (cases["gradient_as_bucket_view"] == False)  # noqa: E712
-    assert "/".join(map(str, bucket_bytes(sizes, assign_cap(sizes, PYTORCH_CAPS)))) == (
+    assert "/".join(map(str, sum_bucket_bytes(sizes, assign_cap(sizes, PYTORCH_CAPS)))) == (
         cases.loc[usual & (cases["mode"] == "ddp"), "bucket_bytes"].item()
     ), "the reducer's order"
     ready = [p.ready_ms for p in found.parameters]

@@ -19,12 +19,12 @@ from made_project import commit
 from selection import in_campaign
 from stand_ins import Patch
 
-from ddp_bench.bench.common.process import own_command
+from ddp_bench.bench.common.process import make_package_command
 from ddp_bench.bench.findings.watched import conclude_watch
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.watch import launch
 from ddp_bench.bench.watch.ranks import buckets
-from ddp_bench.bench.watch.result import finish
+from ddp_bench.bench.watch.result import write_result
 from ddp_bench.bench.watch.steps import WARM_UP_STEPS
 
 SCRIPTS = ROOT / "tests" / "watched_scripts.py"
@@ -60,9 +60,13 @@ BUCKETS, HOOK_AT = 3, 4
 FAULTS = (
     *(f"plain@buckets.Model.begin_bucket:{n}" for n in range(1, 1 + 5 * BUCKETS)),
     *(f"plain@buckets.Model.note_done:{n}" for n in (1, 11, 12)),
-    *(f"plain@clock.Clock.{end}:{n}" for end in ("enter", "leave") for n in range(21, 25)),
-    *("plain@buckets.Model.end_sync:2", "plain@buckets.Model.__init__:1", "plain@buckets.Model.hook_in:6"),
-    *("plain@private.gradient_marks:3", "plain@private.register_hook:1", "plain@steps.Watch.cut:9"),
+    *(f"plain@clock.PartClock.{end}:{n}" for end in ("enter", "leave") for n in range(21, 25)),
+    *(
+        "plain@buckets.Model.end_sync:2",
+        "plain@buckets.Model.__init__:1",
+        "plain@buckets.Model.register_hook:6",
+    ),
+    *("plain@private.list_gradient_marks:3", "plain@private.register_hook:1", "plain@steps.Watch.cut:9"),
     *("plain@steps.Watch.write_start:1", "plain@rows.json.dumps:12", "gan@buckets.Model.begin_bucket:13"),
     *("joined_by_active_ranks@buckets.Model.begin_bucket:9", "static_graph@buckets.Model.begin_bucket:12"),
 )
@@ -74,8 +78,8 @@ def play(folder, size, kinds, *, watched, race=None):
     (folder / "ranks").mkdir(parents=True)
     common = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
     if watched:
-        config = {**launch.config_of(folder, 10**6, seed=0), "hook_at": HOOK_AT, "race": race}
-        common = launch.environment(config, common)
+        config = {**launch.make_config(folder, 10**6, seed=0), "hook_at": HOOK_AT, "race": race}
+        common = launch.make_environment(config, common)
     common["MASTER_PORT"] = str(29600 + os.getpid() % 300 + 300 * watched)
     ranks = [
         subprocess.Popen(
@@ -266,7 +270,7 @@ def test_of_training_without_ddp_parts_are_shown_and_what_is_not_known_is_said(p
         (tmp_path / "ranks").mkdir(exist_ok=True)
         text = "".join(f"{json.dumps(row)}\n" for row in rank[kind]["rows"])
         (tmp_path / "ranks" / f"host-{number}.jsonl").write_text(text)
-    finish(tmp_path, 0, quiet=True)
+    write_result(tmp_path, 0, quiet=True)
     run = load_run(tmp_path)
     (note,) = [note for note in conclude_watch(run).notes if "No forward of DistributedDataParallel" in note]
     assert said in note
@@ -352,7 +356,7 @@ def rows_in(folder):
 
 def watch(project, out, *words, options=("--steps", "20")):
     """The user's command, watched: as it ended, and its rows."""
-    command = own_command("watch", "--out", str(project / out), *options, "--", *words)
+    command = make_package_command("watch", "--out", str(project / out), *options, "--", *words)
     return finished(command, project), rows_in(project / out)
 
 
@@ -402,7 +406,7 @@ def test_stop_ends_the_command_with_0_after_its_steps(project):
 
 
 def test_a_signal_is_passed_on_and_the_exit_code_is_the_users(project):
-    command = own_command(
+    command = make_package_command(
         "watch", "--out", "signal", "--", sys.executable, "train.py", "forever", free_port()
     )
     process = subprocess.Popen(command, cwd=project, stderr=subprocess.DEVNULL, start_new_session=True)
@@ -419,7 +423,7 @@ def test_a_signal_is_passed_on_and_the_exit_code_is_the_users(project):
 def test_the_code_of_a_script_within_a_launchers_rank_is_its_own(project):
     port = free_port()
     rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": port, "LOCAL_RANK": "0"}
-    command = own_command("watch", "--out", "inside", "--steps", "20", "train.py", "inside", port)
+    command = make_package_command("watch", "--out", "inside", "--steps", "20", "train.py", "inside", port)
     done = finished(command, project, rank)
     assert (done.returncode, done.stdout.count("END")) == (0, 1), done.stderr
     rows = rows_in(project / "inside")
@@ -464,7 +468,9 @@ def test_a_hidden_sitecustomize_runs_as_before(project):
     (project / "theirs").mkdir()
     (project / "theirs" / "sitecustomize.py").write_text("import sys\nsys.theirs = __file__\n")
     theirs = str(project / "theirs")
-    environment = launch.environment(launch.config_of(project, 5), {**os.environ, "PYTHONPATH": theirs})
+    environment = launch.make_environment(
+        launch.make_config(project, 5), {**os.environ, "PYTHONPATH": theirs}
+    )
     done = python("-c", "import sys; print(sys.theirs, *sys.path[1:2])", env=environment)
     assert done.stdout.split() == [str(Path(theirs) / "sitecustomize.py"), theirs]
 
@@ -480,5 +486,5 @@ def test_a_hidden_sitecustomize_runs_as_before(project):
     ],
 )
 def test_a_mistake_is_one_line(project, words):
-    done = finished(own_command("watch", *words), project)
+    done = finished(make_package_command("watch", *words), project)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

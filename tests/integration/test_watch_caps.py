@@ -9,7 +9,7 @@ from commands import finished
 from selection import in_campaign
 from test_watch import HOOK, OBSERVED, PROBED, VIEWS, WITHOUT_DDP, play, rows_of
 
-from ddp_bench.bench.common.process import own_command
+from ddp_bench.bench.common.process import make_package_command
 from ddp_bench.bench.results.comparisons import ANSWERS
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.watch import launch
@@ -31,13 +31,13 @@ FAULTS = (
     *(f"plain@race.Race.{name}:{n}" for name in ("vote", "decide", "take_turn") for n in range(1, 5)),
     *(f"plain@race.reducer.rebuild_reducer:{n}" for n in range(1, 5)),
     *(f"plain@buckets.Model.begin_sync:{n}" for n in range(AT - 1, AT + 4 * BLOCK)),
-    *(f"plain@steps.Watch.before_optimizer:{n}" for n in range(AT - 1, AT + 4 * BLOCK)),
+    *(f"plain@steps.Watch.begin_optimizer:{n}" for n in range(AT - 1, AT + 4 * BLOCK)),
     *(f"plain@steps.Watch.count:{n}" for n in range(4 * AT - 4, 4 * AT + 12)),
 )
 """Calls of the watch's own code that raise on rank 1 during the race."""
 
 SEEN_BY_ONE = {
-    "plain@race.free_bytes=5000": "0 MiB of memory are free, and new buckets may need 0",
+    "plain@race.read_free_bytes=5000": "0 MiB of memory are free, and new buckets may need 0",
     "plain@private.is_captured=1": "its steps were captured in a CUDA graph",
     "plain@reducer.has_compiled=1": "torch.compile has split its graphs by the script's own cap",
 }
@@ -159,13 +159,13 @@ def test_a_race_is_announced_and_answered_and_its_folder_has_a_case_for_each_cap
     script.write_text(SCRIPT)
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     options = ("--bucket-cap-mb", "default,0.01", "--steps", "20", "--stop", "--out", str(folder))
-    done = finished(own_command("watch", *options, "--", *torchrun, str(script)), tmp_path)
+    done = finished(make_package_command("watch", *options, "--", *torchrun, str(script)), tmp_path)
     assert done.returncode == 0, done.stderr
-    note = launch.config_of(folder, 20, bucket_cap_mb="default,0.01")["race"]["note"]
+    note = launch.make_config(folder, 20, bucket_cap_mb="default,0.01")["race"]["note"]
     assert done.stderr.startswith(f"{note}\n") or note in done.stderr.splitlines()[0]
     run = load_run(folder)
     assert note in run.manifest.watched.notes
-    assert [case.setting("bucket_cap_mb") for case in run.results] == ["default", "0.01"]
+    assert [case.get_setting("bucket_cap_mb") for case in run.results] == ["default", "0.01"]
     (compared,) = run.compared
     assert (compared.num_rounds, compared.answer in ANSWERS) == (launch.MIN_RACE_ROUNDS, True)
     assert run.results[0].exposed_comm_ms is not None

@@ -7,7 +7,7 @@ from statistics import median
 
 import pytest
 
-from ddp_bench.bench.common.process import own_command
+from ddp_bench.bench.common.process import make_package_command
 from ddp_bench.bench.results.store import load_run
 
 pytest.importorskip("ddp_bench.bench.watch.launch")
@@ -55,7 +55,7 @@ def test_a_sleep_of_one_rank_comes_out_as_long_as_the_script_saw_it(tmp_path, sc
         script_does,
     ]
     ended = subprocess.run(
-        own_command("watch", "--out", str(folder), "--", *launcher),
+        make_package_command("watch", "--out", str(folder), "--", *launcher),
         capture_output=True,
         check=False,
         text=True,
@@ -72,7 +72,10 @@ def test_a_sleep_of_one_rank_comes_out_as_long_as_the_script_saw_it(tmp_path, sc
     assert waited == (pytest.approx(slept_ms, rel=0.2) if script_does == "gathers" else 0)
     assert ("Collectives that the script calls itself" in ended.stderr) == (script_does == "gathers")
     case = run.results[0]
-    assert (case.number("slowest_rank"), case.rank_skew_ms.estimate) == (1, pytest.approx(slept_ms, rel=0.2))
+    assert (case.get_number("slowest_rank"), case.rank_skew_ms.estimate) == (
+        1,
+        pytest.approx(slept_ms, rel=0.2),
+    )
     assert case.step_ms.estimate > slept_ms
     assert case.exposed_comm_ms is not None, "the wait for a late rank is no communication"
     assert case.exposed_comm_ms.estimate < slept_ms

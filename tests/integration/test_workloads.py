@@ -10,13 +10,13 @@ import people
 from people import *
 from ddp_bench.bench.measure.clock import Clock
 from ddp_bench.bench.modes.ddp import DistributedMode
-from ddp_bench.bench.plan.resolve import with_device_defaults
+from ddp_bench.bench.plan.resolve import fill_device_defaults
 from ddp_bench.bench.plan.settings import Settings
 from ddp_bench.bench.worker import held_case
-from ddp_bench.bench.measure.groups import as_default
+from ddp_bench.bench.measure.groups import set_default_group
 control, size = torch.distributed.group.WORLD, cluster.world_size
 alone, everyone = cluster.group(1, "gloo"), cluster.group(size, "gloo")
-run = with_device_defaults(Settings(), device_type="cpu", num_local_devices=size)
+run = fill_device_defaults(Settings(), device_type="cpu", num_local_devices=size)
 def outcome(workload, mode="ddp", **settings):
     how = {"num_devices": 1 if mode == "single" else size, "batch_per_device": 8, "data": "host"}
     case = case_of(**how | {"mode": mode, "backend": "gloo"} | settings)
@@ -24,7 +24,7 @@ def outcome(workload, mode="ddp", **settings):
         return None
     group, live = everyone if mode == "ddp" else None, None
     try:
-        with as_default(group or alone):
+        with set_default_group(group or alone):
             prover = make_prover(workload, cluster.place, 0, control=control, alone=alone)
             shown = prover.prove(case, group)
             shared = held_case.Shared(place=cluster.place, settings=run, clock=Clock(), prover=prover)
@@ -71,13 +71,13 @@ def test_what_people_bring_is_proved_in_every_mode(ranks, names):
 
 WITHOUT_ROWS_IN_DDP = """
 from torch.nn.parallel import DistributedDataParallel
-from ddp_bench.models.data import mixed
-from ddp_bench.models.workload import loss_function
+from ddp_bench.models.data import make_seed
+from ddp_bench.models.workload import make_loss_function
 def by_plain_ddp(workload, num_steps):
     prover = make_prover(workload, cluster.place, 0, control=control, alone=alone)
     ddp = DistributedDataParallel(prover.maker.module(), process_group=everyone)
-    optimizer, loss = workload.optimizer(ddp.parameters()), loss_function(workload)
-    generator = torch.Generator().manual_seed(mixed(0, cluster.rank))
+    optimizer, loss = workload.optimizer(ddp.parameters()), make_loss_function(workload)
+    generator = torch.Generator().manual_seed(make_seed(0, cluster.rank))
     for _ in range(num_steps):
         optimizer.zero_grad()
         loss(ddp, workload.batch(8, generator)).backward()
@@ -85,7 +85,7 @@ def by_plain_ddp(workload, num_steps):
     return [one.detach() for one in ddp.module.parameters()]
 def by_the_mode(workload, num_steps):
     case = case_of(mode="ddp", backend="gloo", num_devices=size, batch_per_device=8, data="host")
-    with as_default(everyone):
+    with set_default_group(everyone):
         prover = make_prover(workload, cluster.place, 0, control=control, alone=alone)
         shared = held_case.Shared(place=cluster.place, settings=run, clock=Clock(), prover=prover)
         live = held_case.build(case, everyone, shared, None)
@@ -120,7 +120,7 @@ def found(**settings):
     return outcome(people.WITHOUT_ROWS["graphs"], **settings)
 right = found(accumulate=2)
 with patch.context() as faulty:
-    faulty.setattr(held_case, "source_of", of_first)
+    faulty.setattr(held_case, "open_case_source", of_first)
     twice = found()
 with patch.context() as faulty:
     for owner, method, fault in with_gradients(scaled(size)):
@@ -139,7 +139,7 @@ report([right, twice, summed, found(sync_batchnorm=True)])
 
 
 PAST_THE_WRAPPER = """
-from ddp_bench.bench.worker.rank import answer_to
+from ddp_bench.bench.worker.rank import make_report
 from ddp_bench.models.checks import check_learned
 def inner(model):
     return getattr(model, "module", model)
@@ -180,7 +180,7 @@ def reason(*given, **more):
     try:
         return outcome(*given, **more)
     except Exception as error:
-        return answer_to(error).fault.reason
+        return make_report(error).fault.reason
 report({
     "inner": reason(of(Mlp, named, batch_loss=of_inner)),
     "part": reason(of(Mlp, named, batch_loss=of_part)),
@@ -309,7 +309,7 @@ class Follows16(Follows):
             return super().hidden(x).to(x.dtype)
 from torch.nn.parallel import DistributedDataParallel
 train, built, update = Trainer._train, DistributedMode.__init__, Trainer._update
-mean_loss, propagate = Trainer._mean_loss, Trainer._propagate
+mean_loss, propagate = Trainer._compute_mean_loss, Trainer._propagate
 def with_gradients(change):
     def propagated(self, loss):
         propagate(self, loss)
@@ -338,7 +338,7 @@ def other_weights(self, case, module, *more, **rest):
     with torch.no_grad():
         module.first.weight.mul_(2 if last else 1)
     built(self, case, module, *more, **rest)
-opened = held_case.source_of
+opened = held_case.open_case_source
 def of_first(case, shared):
     return opened(case, replace(shared, place=replace(shared.place, rank=0)))
 def unsent(self, *more, **rest):
@@ -361,7 +361,7 @@ fetch = Trainer._fetch
 def of_others(self):
     return tuple(part.roll(1, 0) if part.ndim == 1 else part for part in fetch(self))
 mutants = {
-    "a rank left out": [(Trainer, "_mean_loss", left_out)],
+    "a rank left out": [(Trainer, "_compute_mean_loss", left_out)],
     "a sum for a mean": with_gradients(scaled(size)),
     "a mean of one rank too many": with_gradients(scaled(size / (size + 1))),
     "a small parameter not synchronised": ignoring("last.bias"),
@@ -371,7 +371,7 @@ mutants = {
     "other draws on one rank": [(Trainer, "_train", draws_once_more)],
     "evaluation on one rank": [(Trainer, "_train", in_evaluation)],
     "other weights on one rank": [(DistributedMode, "__init__", other_weights)],
-    "a batch twice": [(held_case, "source_of", of_first)],
+    "a batch twice": [(held_case, "open_case_source", of_first)],
     "a step skipped on one rank": [(Trainer, "_update", skipped)],
     "momentum lost": [(Trainer, "_update", forgetful)],
     "momentum unset": [(Trainer, "_update", unset)],

@@ -99,7 +99,7 @@ class Machine:
         patch.setitem(sys.modules, "torch", self.torch)
         stand_in(patch, host, {"shutil.disk_usage": lambda _: self.shm or _raise(OSError())})
         stand_in(patch, resources, {"platform.python_version": lambda: PYTHON})
-        for name in list(host.environment()):
+        for name in list(host.select_environment()):
             patch.delenv(name)
         for name, value in self.env.items():
             patch.setenv(name, value)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from report_runs import case, measured, run
 
 from ddp_bench.bench.findings.findings import conclude_run
-from ddp_bench.bench.results.columns import COMPARISONS, typed_frame
+from ddp_bench.bench.results.columns import COMPARISONS, make_frame
 from ddp_bench.bench.results.comparisons import Comparison
 from ddp_bench.bench.stats.interval import Interval
 
@@ -29,7 +29,7 @@ def made_run(cases, by=(), *, manifest=None, folder="results/made run", **more):
     """A run of these cases and comparisons, without blocks."""
     return replace(
         run(cases, manifest, path=folder, timed_blocks=[]),
-        comparisons=typed_frame([one.row() for one in by], COMPARISONS),
+        comparisons=make_frame([one.to_row() for one in by], COMPARISONS),
         **more,
     )
 

@@ -10,10 +10,10 @@ from made import made_manifest, new_run, write_tables
 from ddp_bench.bench.gate.compare import compare
 from ddp_bench.bench.gate.decide import Policy
 from ddp_bench.bench.gate.runs import GateCase, GateRun
-from ddp_bench.bench.results.aggregate import Outcome, estimates_of_cases
-from ddp_bench.bench.results.case_columns import GATED
+from ddp_bench.bench.results.aggregate import CaseOutcome, estimate_cases
+from ddp_bench.bench.results.case_columns import GATED_METRICS
 from ddp_bench.bench.results.case_result import CaseResult
-from ddp_bench.bench.stats.fit import Typical, in_pairs
+from ddp_bench.bench.stats.fit import FittedSteps, estimate_difference
 
 MANIFEST = {
     "versions": {"torch": "2.15.0", "python": "3.12.1"},
@@ -59,7 +59,9 @@ def write_run(folder, steps=STEADY, *, no_sync_ms=100.0, peak_mem_mib=None, plan
     for p in planned or plan():
         series = steps.get((p.case.mode, p.case.num_devices))
         facts = {"device_name": "CPU core", "peak_mem_mib": peak_mem_mib}
-        outcomes.append(Outcome(p, "ok", "", facts) if series else Outcome(p, "failed", "no such luck"))
+        outcomes.append(
+            CaseOutcome(p, "ok", "", facts) if series else CaseOutcome(p, "failed", "no such luck")
+        )
         rows += block_rows(p.case.case_id, p.case.mode, series or [])
         if p.case.mode == "ddp" and series:
             rows += block_rows(p.case.case_id, "ddp", [no_sync_ms] * len(series), "no_sync")
@@ -81,7 +83,7 @@ def rounds_of(images_per_s, speedup, *, step_ms=None, exposed_comm_ms=None, peak
 def with_rounds(run, *, only=(), **by_metric):
     """The run with other figures of these metrics: of every case, or of those named."""
     fitted = {
-        name: in_pairs([found[r] for r in sorted(found)]) if len(found) > 1 else None
+        name: estimate_difference([found[r] for r in sorted(found)]) if len(found) > 1 else None
         for name, found in by_metric.items()
     }
     cases = (
@@ -100,12 +102,12 @@ def with_rounds(run, *, only=(), **by_metric):
 def made_result(mode, n, **told):
     """What a gate reads of a case's row."""
     row = {"case_id": f"{mode}-n{n}", "mode": mode, "num_devices": n, "status": "ok", "device_type": "cpu"}
-    return CaseResult.of({**row, **told})
+    return CaseResult.from_row({**row, **told})
 
 
 def changed(case, **told):
     """The case with other cells; those that are None are missing."""
-    return replace(case, result=CaseResult.of({**case.result.cells, **told}))
+    return replace(case, result=CaseResult.from_row({**case.result.cells, **told}))
 
 
 def made_run(steps, *, path="made", num_images=16, numbers=None, **manifest):
@@ -115,9 +117,9 @@ def made_run(steps, *, path="made", num_images=16, numbers=None, **manifest):
         key: {r: num_images * key[1] * 1000 / ms for r, ms in series.items()} for key, series in steps.items()
     }
     single = rates["single", 1]
-    typical = Typical({(f"{mode}-n{n}", "timed"): steps[mode, n] for mode, n in steps})
+    typical = FittedSteps({(f"{mode}-n{n}", "timed"): steps[mode, n] for mode, n in steps})
     results = {(mode, n): made_result(mode, n, global_batch=num_images * n) for mode, n in steps}
-    fitted = estimates_of_cases([*results.values()], typical)
+    fitted = estimate_cases([*results.values()], typical)
     cases = tuple(
         GateCase(
             results[mode, n],
@@ -150,7 +152,7 @@ def gated(baseline, candidate, **options):
         options.setdefault("looks", (1,))
     runs = (one if isinstance(one, GateRun) else made_run(one) for one in (baseline, candidate))
     looks = {name: options.pop(name) for name in ("looks", "asked") if name in options}
-    policy = Policy(**{"thresholds": dict.fromkeys(GATED, 0.05), **options})
+    policy = Policy(**{"thresholds": dict.fromkeys(GATED_METRICS, 0.05), **options})
     return compare(*runs, policy=policy, **looks)
 
 

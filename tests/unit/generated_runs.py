@@ -13,11 +13,11 @@ from made import block, compared, made_manifest, planned, resolved
 
 from ddp_bench.bench.findings.findings import Conclusion, conclude_run
 from ddp_bench.bench.page.page import Page
-from ddp_bench.bench.results.aggregate import Outcome, case_rows
-from ddp_bench.bench.results.columns import ALLREDUCE, BLOCKS, BUCKETS, COMPARISONS, typed_frame
+from ddp_bench.bench.results.aggregate import CaseOutcome, make_case_rows
+from ddp_bench.bench.results.columns import ALLREDUCE, BLOCKS, BUCKETS, COMPARISONS, make_frame
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.store import RunData
-from ddp_bench.report.page import page
+from ddp_bench.report.page import make_page
 
 NUM_RUNS = 126
 
@@ -56,7 +56,7 @@ def generated(seed):
     """Draw a run, conclude it and make its page."""
     run = _draw(np.random.default_rng(seed), seed)
     conclusion = conclude_run(run)
-    return Generated(run, conclusion, page(run, conclusion=conclusion))
+    return Generated(run, conclusion, make_page(run, conclusion=conclusion))
 
 
 def _draw(rng, seed):
@@ -104,7 +104,7 @@ def _draw(rng, seed):
             facts[case.case_id] = {"not_proved": "it draws", "proved_by": "a seed"}
         blocks += _blocks_of(rng, case, scale, usual, noise, paces)
     outcomes = [
-        Outcome(
+        CaseOutcome(
             p,
             facts[p.case.case_id].get("status", "ok"),
             facts[p.case.case_id].get("reason", ""),
@@ -112,9 +112,9 @@ def _draw(rng, seed):
         )
         for p in plan
     ]
-    frame = typed_frame(blocks, BLOCKS)
-    times = RoundTimes.of(frame)
-    comparisons = compared(case_rows(outcomes, times), times, settings.margin)
+    frame = make_frame(blocks, BLOCKS)
+    times = RoundTimes.from_frame(frame)
+    comparisons = compared(make_case_rows(outcomes, times), times, settings.margin)
     others = one_of(0.0, 0.3, 20.0)
     manifest = made_manifest(
         settings={name: [*value] if isinstance(value, tuple) else value for name, value in stored.items()},
@@ -125,11 +125,11 @@ def _draw(rng, seed):
     return RunData(
         path=Path(f"runs/{seed}"),
         manifest=manifest,
-        cases=case_rows(outcomes, times, comparisons),
+        cases=make_case_rows(outcomes, times, comparisons),
         blocks=frame,
-        buckets=typed_frame([], BUCKETS),
-        allreduce=typed_frame([], ALLREDUCE),
-        comparisons=typed_frame([one.row() for one in comparisons], COMPARISONS),
+        buckets=make_frame([], BUCKETS),
+        allreduce=make_frame([], ALLREDUCE),
+        comparisons=make_frame([one.to_row() for one in comparisons], COMPARISONS),
     )
 
 

@@ -8,16 +8,16 @@ from gate_runs import STEADY, gated, slowed, write_run
 from report_runs import PHASES, case, communicating, measured, paper_like, run, usual_cases
 from token_runs import token_run
 
-from ddp_bench.bench.gate.page import page as comparison_page
+from ddp_bench.bench.gate.page import make_page as comparison_page
 from ddp_bench.bench.gate.runs import read_run
-from ddp_bench.bench.page.render import html
+from ddp_bench.bench.page.render import render_html
 from ddp_bench.bench.predict.calibration import Identity
 from ddp_bench.bench.predict.output import Predictions
 from ddp_bench.bench.predict.prediction import Prediction
 from ddp_bench.bench.predict.runs import HeldOut
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.stats.interval import Interval
-from ddp_bench.report.page import page
+from ddp_bench.report.page import make_page
 
 ON_CPU = {"device_type": "cpu", "device_name": "Test CPU"}
 MEMORY = {"peak_mem_mib": 600.0, "reserved_mem_mib": 700.0, "dp_device0_mem_ratio": 4.0}
@@ -145,17 +145,17 @@ GPUS = [case("single", 1, 100.0, **UNDER_LOAD), case("dp", 2, 150.0, **MEMORY)]
 LONG = {key: [*series] * 4 for key, series in STEADY.items()}
 
 PAGES = {
-    "usual": lambda _: page(run(usual_cases())),
-    "paper": lambda _: page(paper_like()),
-    "conditions": lambda _: page(run(TWO, CONDITIONS)),
-    "cores": lambda _: page(run(on_cores())),
-    "gpus": lambda _: page(run(GPUS)),
-    "forms": lambda _: page(run(FORMS)),
-    "compiled": lambda _: page(run(COMPILED)),
-    "tokens": lambda folder: page(load_run(token_run(folder / "tokens"))),
-    "caps": lambda _: page(run([case("ddp", 2, 140.0), *MANY_CAPS])),
-    "failed": lambda _: page(run([case(mode, 2, **FAILED) for mode in ("dp", "ddp")])),
-    "predicted": lambda _: page(load_run(SAMPLE), predictions=predictions()),
+    "usual": lambda _: make_page(run(usual_cases())),
+    "paper": lambda _: make_page(paper_like()),
+    "conditions": lambda _: make_page(run(TWO, CONDITIONS)),
+    "cores": lambda _: make_page(run(on_cores())),
+    "gpus": lambda _: make_page(run(GPUS)),
+    "forms": lambda _: make_page(run(FORMS)),
+    "compiled": lambda _: make_page(run(COMPILED)),
+    "tokens": lambda folder: make_page(load_run(token_run(folder / "tokens"))),
+    "caps": lambda _: make_page(run([case("ddp", 2, 140.0), *MANY_CAPS])),
+    "failed": lambda _: make_page(run([case(mode, 2, **FAILED) for mode in ("dp", "ddp")])),
+    "predicted": lambda _: make_page(load_run(SAMPLE), predictions=predictions()),
     "gate": lambda folder: gate_page(folder, interleaved_id="a"),
 }
 """What makes each page, in a folder of its own."""
@@ -201,7 +201,7 @@ def text_of_page(name, folder):
     predicted = name == "predicted"
     if predicted:  # without figures that are not looked at
         made = replace(made, figures=())
-    lines = text_of(html(made))
+    lines = text_of(render_html(made))
     begin = max(i for i, line in enumerate(lines) if line.startswith("On hardware")) if predicted else 0
     ends = [i for i, line in enumerate(lines) if line == "Conditions" and name != "conditions"]
     return "".join(f"{line}\n" for line in lines[begin : ends[-1] if ends else len(lines)])

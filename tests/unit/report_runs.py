@@ -8,8 +8,8 @@ from made import block, compared, made_manifest
 from ddp_bench.bench.plan.case_settings import DDP_DEFAULTS, STEP_DEFAULTS
 from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.case_result import CaseResult
-from ddp_bench.bench.results.columns import ALLREDUCE, BLOCKS, BUCKETS, COMPARISONS, typed_frame
-from ddp_bench.bench.results.comparisons import over_default
+from ddp_bench.bench.results.columns import ALLREDUCE, BLOCKS, BUCKETS, COMPARISONS, make_frame
+from ddp_bench.bench.results.comparisons import compute_speedup_over_default
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.store import RunData
 
@@ -80,9 +80,9 @@ def canvas_of(figure):
     """What Matplotlib draws of a figure."""
     from matplotlib.figure import Figure as Canvas
 
-    from ddp_bench.bench.page.drawing import look
+    from ddp_bench.bench.page.drawing import set_look
 
-    with look("test"):
+    with set_look("test"):
         canvas = Canvas()
         figure.draw(canvas)
     return canvas
@@ -119,21 +119,21 @@ def measured(**values):
 
 def run(cases, manifest=None, *, path="runs/by-hand", timed_blocks=None):
     told = made_manifest(**manifest or {})
-    frame = typed_frame(blocks(cases) if timed_blocks is None else timed_blocks, BLOCKS)
-    comparisons = compared(typed_frame(cases, CASES), RoundTimes.of(frame), told.margin)
-    ratios = over_default(comparisons, map(CaseResult.of, cases))
+    frame = make_frame(blocks(cases) if timed_blocks is None else timed_blocks, BLOCKS)
+    comparisons = compared(make_frame(cases, CASES), RoundTimes.from_frame(frame), told.margin)
+    ratios = compute_speedup_over_default(comparisons, map(CaseResult.from_row, cases))
     rows = [
-        {**ratios[row["case_id"]].columns("vs_ddp_default"), **row} if row["case_id"] in ratios else row
+        {**ratios[row["case_id"]].to_columns("vs_ddp_default"), **row} if row["case_id"] in ratios else row
         for row in cases
     ]
     return RunData(
         path=Path(path),
         manifest=told,
-        cases=typed_frame(rows, CASES),
+        cases=make_frame(rows, CASES),
         blocks=frame,
-        buckets=typed_frame([], BUCKETS),
-        allreduce=typed_frame([], ALLREDUCE),
-        comparisons=typed_frame([one.row() for one in comparisons], COMPARISONS),
+        buckets=make_frame([], BUCKETS),
+        allreduce=make_frame([], ALLREDUCE),
+        comparisons=make_frame([one.to_row() for one in comparisons], COMPARISONS),
     )
 
 

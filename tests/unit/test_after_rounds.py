@@ -21,16 +21,16 @@ from made import planned, recorded, resolved, torchrun
 from ddp_bench.bench.common.console import Console
 from ddp_bench.bench.common.turns import TURNS_ENV, TurnClient, TurnServer
 from ddp_bench.bench.machine.manifest import Manifest, RankPlace
-from ddp_bench.bench.plan.sweep import plan_hash
+from ddp_bench.bench.plan.sweep import hash_plan
 from ddp_bench.bench.results.case_columns import CASES, FILES
-from ddp_bench.bench.results.columns import typed_frame
+from ddp_bench.bench.results.columns import make_frame
 from ddp_bench.bench.results.journal import Settled, read_blocks
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.run import case_runner, rounds, stop_rule
 from ddp_bench.bench.run.case_runner import FAILED, CaseRunner
-from ddp_bench.bench.run.close import finish
+from ddp_bench.bench.run.close import close_broken_run
 from ddp_bench.bench.run.open_folder import open_run
-from ddp_bench.bench.run.schedule import AFTER_ROUNDS, LiveCase, unfinished
+from ddp_bench.bench.run.schedule import AFTER_ROUNDS, LiveCase, list_unfinished
 from ddp_bench.bench.worker import messages as m
 from ddp_bench.bench.worker.facts import Begun
 from ddp_bench.report.build import build
@@ -66,7 +66,7 @@ class FakeWorkers:
             r: m.Report(value=values[r] if isinstance(one, m.Block) else None) for r, one in commands.items()
         }
 
-    def values(self, commands, *_):
+    def ask_workers(self, commands, *_):
         return dict.fromkeys(commands)
 
 
@@ -84,7 +84,7 @@ class FakeClock:
 class FakeRounds(rounds.Rounds):
     def _prepare_cases(self):
         """Cases as warmed up; those that have nothing left are not, as in real ones."""
-        for index, one in unfinished(self.plan, self.settings, self.recorder):
+        for index, one in list_unfinished(self.plan, self.settings, self.recorder):
             self.recorder.set_outcome(index, "ok")
             self.live.append(LiveCase(index, one.case, one.oversubscribed, None, 0.01, 0.01))
 
@@ -106,7 +106,7 @@ def measure(tmp_path, monkeypatch):
 
     def run(settings, *, most=10**9, device_type="cuda", silent=True):
         plan = plan_of(settings, device_type)
-        manifest = Manifest(settings=replace(settings, out=str(folder)), plan_hash=plan_hash(plan))
+        manifest = Manifest(settings=replace(settings, out=str(folder)), plan_hash=hash_plan(plan))
         resume = folder if folder.exists() else None
         monkeypatch.chdir(tmp_path)
         recorder, lock, _ = open_run(settings, plan, manifest, {}, resume=resume)
@@ -128,12 +128,12 @@ def test_no_case_of_a_side_in_turns_rests(measure, tmp_path, monkeypatch, in_tur
     """Each side would rest cases of its own, and rounds of one number lie apart in time."""
     settings = with_out(tmp_path, max_time=60, passes=["none"])
     rests = plan_of(settings)[-1].case.case_id
-    monkeypatch.setattr(rounds, "resting_cases", lambda *_: frozenset({rests}))
+    monkeypatch.setattr(rounds, "find_converged", lambda *_: frozenset({rests}))
     monkeypatch.setattr(stop_rule.StopRule, "_is_narrow", lambda _: False)
-    monkeypatch.setattr(rounds, "interleaved_id", lambda: "abc" if in_turns else None)
+    monkeypatch.setattr(rounds, "get_interleaved_id", lambda: "abc" if in_turns else None)
     timed = [case_id for case_id, phase, _ in measure(settings) if phase == "timed"]
     counts = {case_id: timed.count(case_id) for case_id in timed}
-    assert max(counts.values()) > stop_rule.FIRST_LOOK
+    assert max(counts.values()) > stop_rule.FIRST_LOOK_ROUND
     assert (counts[rests] >= max(counts.values()) - 1) == in_turns
 
 
@@ -145,7 +145,7 @@ def test_a_run_that_breaks_off_gives_its_turn_back_at_once(measure, tmp_path, mo
     def go_on():
         other = TurnClient(path)
         while not over.is_set():
-            other.next_turn(20)
+            other.await_turn(20)
         other.leave()
 
     with contextlib.closing(TurnServer(Path(path), seed=1)), ThreadPoolExecutor(1) as pool:
@@ -154,7 +154,7 @@ def test_a_run_that_breaks_off_gives_its_turn_back_at_once(measure, tmp_path, mo
         try:
             measure(with_out(tmp_path, rounds=6), most=10)
             again = TurnClient(path)
-            again.next_turn(20)
+            again.await_turn(20)
             again.leave()
         finally:
             gc.enable()
@@ -213,7 +213,7 @@ def test_a_resumed_run_lacks_what_was_not_traced(measure, tmp_path, length, trac
     (tmp_path / "run").rename(tmp_path / "whole")
     broken_off = measure(settings, most=len(whole) - len(wanted) + traced)
     assert broken_off == whole[: len(broken_off)]
-    left = unfinished(plan_of(settings), settings, recorded(broken_off))
+    left = list_unfinished(plan_of(settings), settings, recorded(broken_off))
     assert wanted - {c for c, phase, _ in broken_off if phase == "trace"} <= {p.case.case_id for _, p in left}
     blocks = measure(settings)
     assert blocks[: len(broken_off)] == broken_off
@@ -225,9 +225,9 @@ def test_a_run_with_all_its_traces_has_nothing_left(measure, tmp_path):
     settings = with_out(tmp_path, rounds=2)
     whole = set(measure(settings))
     plan = plan_of(settings)
-    assert not unfinished(plan, settings, recorded(whole))
+    assert not list_unfinished(plan, settings, recorded(whole))
     for block in whole:
-        assert len(unfinished(plan, settings, recorded(whole - {block}))) == 1
+        assert len(list_unfinished(plan, settings, recorded(whole - {block}))) == 1
 
 
 def test_more_rounds_later_need_no_second_trace(measure, tmp_path):
@@ -258,12 +258,12 @@ def test_a_case_is_proven_once_whatever_starts_its_workers_again(status, asked):
     done = []
     run = SimpleNamespace(
         live=[],
-        next_turn=lambda: None,
-        elapsed_s=lambda: 0.0,
+        await_turn=lambda: None,
+        get_elapsed_s=lambda: 0.0,
         _proved={},
         recorder=SimpleNamespace(journal=SimpleNamespace(state=SimpleNamespace(settled=settled))),
         _make_group=lambda _: None,
-        _warmed=lambda _, compares: done.append(("warm", compares)) or ["warmed"],
+        _warm_up=lambda _, compares: done.append(("warm", compares)) or ["warmed"],
         _prove=lambda _: done.append("proof"),
     )
     CaseRunner._prepare_case(run, 0, planned(resolved(gpus=(2,), modes=("ddp",)))[1])
@@ -283,7 +283,7 @@ def test_a_case_is_proven_once_whatever_starts_its_workers_again(status, asked):
 def test_ranks_that_no_case_needs_wait_for_what_all_begin_together_alone(command, told):
     """A launcher may start more than the largest case has; in a barrier that nobody joins they would stay."""
     run = SimpleNamespace(workers=range(4))
-    assert [type(one) for one in CaseRunner.told(run, command, 2).values()] == told
+    assert [type(one) for one in CaseRunner.assign_commands(run, command, 2).values()] == told
 
 
 def tables_of(page):
@@ -296,11 +296,11 @@ def test_between_rounds_a_run_writes_its_log_alone_and_if_killed_is_read_by_it(m
     log = {"manifest.json", "journal.jsonl", ".lock"}
     assert {path.name for path in folder.iterdir()} == log
     killed = load_run(folder)
-    assert killed.cases["num_rounds"].max() > stop_rule.FIRST_LOOK
+    assert killed.cases["num_rounds"].max() > stop_rule.FIRST_LOOK_ROUND
     assert killed.cases["num_blocks"].sum() == num_blocks
     assert {path.name for path in folder.iterdir()} == log, "reading writes nothing"
     told = build(folder, None, as_markdown=True)
-    finish(folder, "killed")
+    close_broken_run(folder, "killed")
     ended = load_run(folder)
     for name in (name.removesuffix(".csv") for name in FILES):
         pd.testing.assert_frame_equal(getattr(killed, name), getattr(ended, name), check_exact=True)
@@ -313,7 +313,7 @@ def test_looking_at_results_takes_little_of_the_time(looking_s, most_between_s):
     now_s, looks = 0.0, []
 
     class Recorder(SimpleNamespace):
-        cases = typed_frame([], CASES)
+        cases = make_frame([], CASES)
 
         def refresh(self):
             nonlocal now_s
@@ -321,10 +321,10 @@ def test_looking_at_results_takes_little_of_the_time(looking_s, most_between_s):
             now_s += looking_s
 
     run = SimpleNamespace(
-        elapsed_s=lambda: now_s, recorder=Recorder(), settings=settings_of(race=True), _refresh_at_s=30.0
+        get_elapsed_s=lambda: now_s, recorder=Recorder(), settings=settings_of(race=True), _refresh_at_s=30.0
     )
     for number in range(1, 6001):
         now_s += 10
-        rounds.Rounds._look(run, number)
+        rounds.Rounds._take_look(run, number)
     assert len(looks) * looking_s < 0.01 * now_s
     assert max(after - before for before, after in itertools.pairwise(looks)) < most_between_s

@@ -12,16 +12,16 @@ from scipy import stats as scipy_stats
 
 from ddp_bench.bench.plan.buckets import BucketLayout
 from ddp_bench.bench.results.aggregate import (
-    Outcome,
-    allreduce_rows,
-    bucket_rows,
-    case_rows,
-    estimates_of_cases,
-    metrics_by_round,
-    rate_half_widths,
+    CaseOutcome,
+    compute_metrics_by_round,
+    compute_rate_half_widths,
+    estimate_cases,
+    make_allreduce_rows,
+    make_bucket_rows,
+    make_case_rows,
 )
-from ddp_bench.bench.results.case_result import case_results
-from ddp_bench.bench.results.columns import BLOCKS, typed_frame
+from ddp_bench.bench.results.case_result import read_case_results
+from ddp_bench.bench.results.columns import BLOCKS, make_frame
 from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.results.round_times import RoundTimes
 
@@ -36,12 +36,16 @@ def block(key, round_index, step_ms, **more):
 def row_of(key, rows):
     """The row of a case in cases.csv, where these blocks are all that was measured."""
     measured = {row["case_id"] for row in rows}
-    outcomes = [Outcome(p, "ok") for p in PLAN if p.case.case_id in measured]
-    return case_rows(outcomes, RoundTimes.of(typed_frame(rows, BLOCKS))).set_index("case_id").loc[IDS[key]]
+    outcomes = [CaseOutcome(p, "ok") for p in PLAN if p.case.case_id in measured]
+    return (
+        make_case_rows(outcomes, RoundTimes.from_frame(make_frame(rows, BLOCKS)))
+        .set_index("case_id")
+        .loc[IDS[key]]
+    )
 
 
 def frames(step_ms):
-    blocks = typed_frame(
+    blocks = make_frame(
         [
             block(key, r + 1, ms, rank=rank)
             for key, series in step_ms.items()
@@ -52,10 +56,12 @@ def frames(step_ms):
     )
     measured = {IDS[key] for key in step_ms}
     outcomes = [
-        Outcome(p, "ok") if p.case.case_id in measured else Outcome(p, "skipped", p.skip_reason or "?")
+        CaseOutcome(p, "ok")
+        if p.case.case_id in measured
+        else CaseOutcome(p, "skipped", p.skip_reason or "?")
         for p in PLAN
     ]
-    return case_rows(outcomes, RoundTimes.of(blocks)), blocks
+    return make_case_rows(outcomes, RoundTimes.from_frame(blocks)), blocks
 
 
 DRIFTING = {
@@ -174,9 +180,9 @@ def constant_rounds():
 
 def test_a_metric_of_rounds_and_of_their_fit_is_the_same_formula():
     """`single` is held against nothing, and what was not measured has neither."""
-    times = RoundTimes.of(typed_frame(constant_rounds(), BLOCKS))
-    cases = case_results(case_rows([Outcome(p) for p in PLAN], RoundTimes()))
-    by_round, fitted = metrics_by_round(cases, times), estimates_of_cases(cases, times.fitted())
+    times = RoundTimes.from_frame(make_frame(constant_rounds(), BLOCKS))
+    cases = read_case_results(make_case_rows([CaseOutcome(p) for p in PLAN], RoundTimes()))
+    by_round, fitted = compute_metrics_by_round(cases, times), estimate_cases(cases, times.fit_steps())
     ddp, single = IDS["ddp", 2, "1"], IDS["single", 1, ""]
     for name, value in BY_HAND.items():
         assert by_round[ddp][name] == pytest.approx(dict.fromkeys(ROUNDS, value)), name
@@ -250,7 +256,7 @@ def test_what_synchronised_batch_norm_sends_is_exposed_and_nothing_is_said_of_hi
         for r in ROUNDS
         for phase, ms in (("timed", 130.0), ("no_sync", 100.0), ("comm", 40.0))
     ]
-    row = case_rows([Outcome(synced, "ok")], RoundTimes.of(typed_frame(rows, BLOCKS))).iloc[0]
+    row = make_case_rows([CaseOutcome(synced, "ok")], RoundTimes.from_frame(make_frame(rows, BLOCKS))).iloc[0]
     assert row["exposed_comm_ms"] == pytest.approx(30.0)
     assert pd.isna(row["hidden_pct"])
 
@@ -276,7 +282,7 @@ def test_buckets_are_launched_once_all_before_them_are_ready():
     layout = BucketLayout(num_bytes=(400, 800, 1200), parameters=((0,), (1, 2), (3, 4, 5)))
 
     def found_in(rows, layout=layout):
-        return bucket_rows({IDS[key]: layout}, RoundTimes.of(typed_frame(rows, BLOCKS)))
+        return make_bucket_rows({IDS[key]: layout}, RoundTimes.from_frame(make_frame(rows, BLOCKS)))
 
     found = found_in(rows)
     assert found["rank"].tolist() == [0, 0, 0, 1, 1, 1]
@@ -300,7 +306,7 @@ def test_buckets_are_launched_once_all_before_them_are_ready():
 def test_bus_bandwidth_is_that_of_nccl_tests():
     """Bytes over time, times 2 (n - 1) / n: 6 MB in 3 ms over 4 ranks are 2 GB/s and 3 GB/s."""
     large, small = reversed(
-        allreduce_rows(4, "nccl", {6_000_000: [3.0, 2.0, 9.0, 2.0, 9.0, 3.0], 4096: [0.5]})
+        make_allreduce_rows(4, "nccl", {6_000_000: [3.0, 2.0, 9.0, 2.0, 9.0, 3.0], 4096: [0.5]})
     )
     assert small["bytes"] == 4096
     assert (large["bytes"], large["num_devices"], large["backend"]) == (6_000_000, 4, "nccl")
@@ -317,12 +323,12 @@ def test_the_worst_half_width_is_of_the_widest_case_and_unknown_where_one_is():
 
     single, ddp = ("single", "ok", 100, 90, 110), ("ddp", "ok", 50, 49, 52)
     unknown, failed = ("ddp", "ok", 50, math.nan, math.nan), ("ddp", "failed", 100, 10, 190)
-    assert rate_half_widths(rows(single, ddp)) == {"1": pytest.approx(0.03)}
+    assert compute_rate_half_widths(rows(single, ddp)) == {"1": pytest.approx(0.03)}
     for cases, worst in (
         ((single, ddp), 0.1),
         ((ddp, failed), 0.03),
         ((ddp, unknown), None),
         ((failed,), None),
     ):
-        width = Recorder.half_width(SimpleNamespace(cases=rows(*cases)))
+        width = Recorder.compute_half_width(SimpleNamespace(cases=rows(*cases)))
         assert math.isnan(width) if worst is None else width == pytest.approx(worst)

@@ -14,8 +14,8 @@ from ddp_bench.bench.run.failures import Failure, RestartError
 from ddp_bench.bench.run.standalone import (
     CURVE_BYTES,
     CURVE_REPETITIONS,
-    LEAST_REPETITIONS,
-    _curve,
+    MIN_REPETITIONS,
+    _time_curve,
     ask_nccl,
     check_links,
 )
@@ -32,7 +32,7 @@ def measured(bytes_per_ms, largest, *, fails=None):
         clock[0] += size / bytes_per_ms / 1000
         return None if size == fails else size / bytes_per_ms
 
-    return _curve(once, largest, lambda: clock[0])
+    return _time_curve(once, largest, lambda: clock[0])
 
 
 @pytest.mark.parametrize(
@@ -48,12 +48,12 @@ def test_a_curve_goes_as_far_as_the_gradients_and_further_while_there_is_time(by
     found = measured(bytes_per_ms, largest)
     assert sorted(found) == [size for size in CURVE_BYTES if size <= last]
     further = {size: len(ms) for size, ms in found.items() if size >= 2 * largest}
-    assert set(further.values()) <= {LEAST_REPETITIONS}
+    assert set(further.values()) <= {MIN_REPETITIONS}
 
 
 def test_a_slow_link_is_measured_less_often_and_a_size_that_fails_has_no_time():
     assert {len(ms) for ms in measured(1e6, 200 * MIB).values()} == {CURVE_REPETITIONS}
-    assert {len(ms) for ms in measured(5e3, 47 * MIB).values()} == {LEAST_REPETITIONS}
+    assert {len(ms) for ms in measured(5e3, 47 * MIB).values()} == {MIN_REPETITIONS}
     found = measured(1e6, 200 * MIB, fails=MIB)
     assert MIB not in found
     assert Counter(map(len, found.values())) == {CURVE_REPETITIONS: len(found)}
@@ -78,7 +78,7 @@ def link_checked(answer, limits_s=None, **more):
         workers=Four(ask=ask),
         settings=settings,
         plan=planned(settings),
-        recorder=SimpleNamespace(note=lambda *_: None),
+        recorder=SimpleNamespace(record_start=lambda *_: None),
         places=[RankPlace(rank=rank, host="h", device=f"cuda:{rank}") for rank in range(4)],
     )
     check_links(run)
@@ -122,16 +122,16 @@ def asked_of_nccl(log, backend="nccl", known=None):
         manifest=SimpleNamespace(nccl=known),
         journal=SimpleNamespace(state=SimpleNamespace(layouts=layouts)),
         launch=1,
-        note=lambda *_: None,
-        tell=lambda **facts: done.append(facts),
+        record_start=lambda *_: None,
+        update_manifest=lambda **facts: done.append(facts),
     )
     run = SimpleNamespace(
         settings=SimpleNamespace(backend=backend),
         plan=[SimpleNamespace(case=one) for one in cases],
         recorder=recorder,
-        console=SimpleNamespace(note=done.append),
-        next_turn=lambda: done.append("turn"),
-        between=lambda command, *_, num_ranks: done.append(command) or [log] * num_ranks,
+        console=SimpleNamespace(print_note=done.append),
+        await_turn=lambda: done.append("turn"),
+        ask_all=lambda command, *_, num_ranks: done.append(command) or [log] * num_ranks,
     )
     ask_nccl(run)
     return done

@@ -17,12 +17,12 @@ from ddp_bench import compare, load_run
 from ddp_bench.bench.common.errors import ExitCode, UsageError
 from ddp_bench.bench.common.scratch import remove_abandoned
 from ddp_bench.bench.export.main import main as export
-from ddp_bench.bench.export.pytest_benchmark import pytest_benchmark
+from ddp_bench.bench.export.pytest_benchmark import write_pytest_benchmark
 from ddp_bench.bench.gate.main import main as gate
 from ddp_bench.bench.machine import manifest
 from ddp_bench.bench.machine.records import Record
 from ddp_bench.bench.plan.settings import Settings
-from ddp_bench.bench.results.archive import LEFT_OUT, PUBLIC, opened, packed, unpacked
+from ddp_bench.bench.results.archive import LEFT_OUT, PUBLIC, encode_archive, open_run_folder, read_archive
 from ddp_bench.bench.results.case_columns import FILES
 from ddp_bench.report.main import main as report
 
@@ -94,7 +94,7 @@ def zip_of(folder, out):
 
 def test_no_member_of_the_zip_tells_of_people_and_places(secretive, tmp_path):
     path = zip_of(secretive, tmp_path / "a.zip")
-    members = unpacked(path)
+    members = read_archive(path)
     assert set(members) == {"manifest.json", *FILES}
     for name, content in members.items():
         assert not [word for word in TELLING if word in content.decode().lower()], name
@@ -117,7 +117,7 @@ def test_commands_read_the_zip_as_they_read_the_run(secretive, tmp_path):
     same = compare(secretive, after, ratios_only=True)
     assert (same["ratio"] == 1).all()
     assert not same["verdict"].isin(["not comparable", "missing"]).any()
-    benchmarks = [json.loads(pytest_benchmark(found))["benchmarks"] for found in (before, after)]
+    benchmarks = [json.loads(write_pytest_benchmark(found))["benchmarks"] for found in (before, after)]
     assert benchmarks[0] == benchmarks[1]
     whole = load_run(zip_of(SAMPLE, tmp_path / "sample.zip"))
     assert not compare(SAMPLE, whole)["verdict"].isin(["not comparable", "missing"]).any()
@@ -135,7 +135,7 @@ def test_a_reason_is_public_where_its_text_is_ours(code, reason, public, tmp_pat
     table = pd.read_csv(folder / "cases.csv", dtype="string", keep_default_na=False)
     table["reason"], table["reason_code"] = reason, code
     table.to_csv(folder / "cases.csv", index=False)
-    content = unpacked(zip_of(folder, tmp_path / "a.zip"))["cases.csv"].decode()
+    content = read_archive(zip_of(folder, tmp_path / "a.zip"))["cases.csv"].decode()
     found = [(row["reason"], row["reason_code"]) for row in csv.DictReader(io.StringIO(content))]
     assert set(found) == {(reason if public else LEFT_OUT, code)}
 
@@ -170,9 +170,9 @@ def archive(tmp_path):
 
 
 def test_another_command_that_tidies_up_leaves_it_alone(archive):
-    with opened(archive) as folder:
+    with open_run_folder(archive) as folder:
         remove_abandoned()
-        assert {path.name for path in folder.iterdir()} == set(unpacked(archive))
+        assert {path.name for path in folder.iterdir()} == set(read_archive(archive))
     assert not folder.exists()
 
 
@@ -191,7 +191,7 @@ def test_the_published_one_is_the_sample_it_was_made_of():
 
 
 def zipped(change, **without):
-    content = io.BytesIO(packed({"manifest.json": b"{}", **without}))
+    content = io.BytesIO(encode_archive({"manifest.json": b"{}", **without}))
     with zipfile.ZipFile(content, "a") as file:
         change(file)
     return content.getvalue()
@@ -203,10 +203,10 @@ def zipped(change, **without):
         (zipped(lambda file: file.writestr("../outside.csv", "x")), "it holds '../outside.csv'"),
         (zipped(lambda file: file.writestr("/etc/outside.csv", "x")), "it holds '/etc/outside.csv'"),
         (zipped(lambda file: file.writestr("logs/rank0.txt", "x")), "it holds 'logs/rank0.txt'"),
-        (packed({"cases.csv": b""}), "it has no manifest.json"),
-        (packed({"manifest.json": b"{}" * 200})[:-40], "no archive of a run, or damaged"),
+        (encode_archive({"cases.csv": b""}), "it has no manifest.json"),
+        (encode_archive({"manifest.json": b"{}" * 200})[:-40], "no archive of a run, or damaged"),
         (b"no zip", "no archive of a run, or damaged"),
-        (packed({"manifest.json": b"["}), "a.zip/manifest.json is not valid JSON"),
+        (encode_archive({"manifest.json": b"["}), "a.zip/manifest.json is not valid JSON"),
     ],
     ids=["parent", "absolute", "other file", "no manifest", "cut off", "no zip", "damaged"],
 )
@@ -230,7 +230,7 @@ def test_of_400_mutated_archives_each_is_whole_or_refused_in_one_line(method, tm
     for seed in range(400):
         path.write_bytes(mutated(content.getvalue(), seed))
         try:
-            unpacked(path)
+            read_archive(path)
         except UsageError as error:
             told.append(str(error))
     assert len(told) > 200
@@ -242,10 +242,12 @@ def test_of_400_mutated_archives_each_is_whole_or_refused_in_one_line(method, tm
 
 
 def test_a_bomb_is_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("ddp_bench.bench.results.archive.MOST_UNPACKED_BYTES", 2**20)
-    (tmp_path / "bomb.zip").write_bytes(packed({"manifest.json": b"{}", "blocks.csv": bytes(2**20 + 1)}))
+    monkeypatch.setattr("ddp_bench.bench.results.archive.MAX_UNPACKED_BYTES", 2**20)
+    (tmp_path / "bomb.zip").write_bytes(
+        encode_archive({"manifest.json": b"{}", "blocks.csv": bytes(2**20 + 1)})
+    )
     with pytest.raises(UsageError, match="bytes unpacked are more than 1048576"):
         load_run(tmp_path / "bomb.zip")
-    monkeypatch.setattr("ddp_bench.bench.results.archive.MOST_UNPACKED_BYTES", 2**10)
+    monkeypatch.setattr("ddp_bench.bench.results.archive.MAX_UNPACKED_BYTES", 2**10)
     assert export([str(SAMPLE), "--format", "zip", "--out", str(tmp_path / "a.zip")]) == 2
     assert "too large for an archive" in capsys.readouterr().err

@@ -17,32 +17,32 @@ from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.findings.answers import BATCH_HEADING, answer_questions
 from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.findings.verdicts import BATCH, RESOLVED
-from ddp_bench.bench.findings.wording import planned_label
+from ddp_bench.bench.findings.wording import label_planned_case
 from ddp_bench.bench.gate.compare import join
-from ddp_bench.bench.gate.runs import checked
-from ddp_bench.bench.plan.resolve import as_options, resolve
+from ddp_bench.bench.gate.runs import check_run
+from ddp_bench.bench.plan.resolve import resolve, write_options
 from ddp_bench.bench.plan.settings import Settings
 from ddp_bench.bench.plan.sweep import is_calibrated
 from ddp_bench.bench.predict.calibration import load_calibration
-from ddp_bench.bench.predict.runs import held_out
-from ddp_bench.bench.results.aggregate import Outcome, case_rows
+from ddp_bench.bench.predict.runs import predict_held_out
+from ddp_bench.bench.results.aggregate import CaseOutcome, make_case_rows
 from ddp_bench.bench.results.case_columns import CASES
-from ddp_bench.bench.results.case_result import case_results
-from ddp_bench.bench.results.columns import BLOCKS, typed_frame
-from ddp_bench.bench.results.comparisons import Comparison, over_default, pairs_of
+from ddp_bench.bench.results.case_result import read_case_results
+from ddp_bench.bench.results.columns import BLOCKS, make_frame
+from ddp_bench.bench.results.comparisons import Comparison, compute_speedup_over_default, list_pairs
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.stats.interval import Interval
-from ddp_bench.report.page import page
-from ddp_bench.report.tables import results, unmeasured
+from ddp_bench.report.page import make_page
+from ddp_bench.report.tables import tabulate_results, tabulate_unmeasured
 
 
 @pytest.mark.parametrize(("text", "sizes"), [("32,8,16", (8, 16, 32)), ("8", (8,))])
 def test_sizes_are_measured_the_smallest_first_and_written_back(text, sizes):
     settings = resolve({"batch_size": text})
     assert settings.batch_size == sizes
-    assert as_options(settings, ()) == ["--batch-size", ",".join(map(str, sizes))]
-    assert Settings.of_stored({"batch_size": settings.stored()["batch_size"]}).batch_size == sizes
+    assert write_options(settings, ()) == ["--batch-size", ",".join(map(str, sizes))]
+    assert Settings.from_stored({"batch_size": settings.stored()["batch_size"]}).batch_size == sizes
     for mistake in ("8,8", "0", "8,,16"):
         with pytest.raises(UsageError, match="--batch-size"):
             resolve({"batch_size": mistake})
@@ -93,13 +93,15 @@ def rows_and_blocks(**how):
         for p, r in product(plan, range(1, 8))
         for rank in range(p.case.num_ranks)
     ]
-    return case_rows([Outcome(p) for p in plan], RoundTimes.of(typed_frame(blocks, BLOCKS))), blocks
+    return make_case_rows(
+        [CaseOutcome(p) for p in plan], RoundTimes.from_frame(make_frame(blocks, BLOCKS))
+    ), blocks
 
 
 @pytest.mark.parametrize("scaling", ["weak", "strong"])
 def test_speed_up_and_efficiency_refer_to_single_with_as_large_a_batch(scaling):
     rows, blocks = rows_and_blocks(scaling=scaling)
-    gate = checked(run(rows.to_dict("records"), timed_blocks=blocks))
+    gate = check_run(run(rows.to_dict("records"), timed_blocks=blocks))
     by_size = {(one.result.batch, one.result.mode, one.result.num_devices): one for one in gate.cases}
     for size, speedup in ((16, 1.5), (32, 1.8)):
         found = by_size[size, "ddp", 2]
@@ -139,24 +141,26 @@ def over(first, second, low, high):
 
 
 def read(rows):
-    return case_results(typed_frame(rows, CASES))
+    return read_case_results(make_frame(rows, CASES))
 
 
 def test_sizes_are_compared_within_themselves_and_then_by_their_defaults_with_the_smallest():
     cap = sized(32, "ddp", 2, bucket_cap_mb="25")
     eager = [SINGLES[0], DDPS[0], SINGLES[1], DDPS[1], cap]
     across = [pair(SINGLES[1], SINGLES[0]), pair(DDPS[1], DDPS[0])]
-    assert pairs_of(read(eager)) == [pair(cap, DDPS[1]), *across]
+    assert list_pairs(read(eager)) == [pair(cap, DDPS[1]), *across]
     both = [SINGLES[0], sized(16, "single", 1, compile="default"), SINGLES[1]]
     both.append(sized(32, "single", 1, compile="default"))
     small, small_compiled, large, large_compiled = both
-    assert pairs_of(read(both)) == [
+    assert list_pairs(read(both)) == [
         pair(small_compiled, small),
         pair(large, small),
         pair(large_compiled, large),
         pair(large_compiled, small_compiled),
     ]
-    ratios = over_default([over(cap, DDPS[1], 1.1, 1.2), over(DDPS[1], DDPS[0], 1.3, 1.4)], read(eager))
+    ratios = compute_speedup_over_default(
+        [over(cap, DDPS[1], 1.1, 1.2), over(DDPS[1], DDPS[0], 1.3, 1.4)], read(eager)
+    )
     assert ratios.keys() == {cap["case_id"], DDPS[1]["case_id"]}, "a ratio to the default has equal batches"
 
 
@@ -184,7 +188,7 @@ def test_sizes_that_ran_out_of_memory_are_part_of_the_answer():
     ((answer, sentence, _),) = answered([SINGLES[0], DDPS[0], few, out])
     assert answer == RESOLVED
     assert sentence == "Only batch 16 fits for DDP on 2 GPUs: 32, 64 ran out of memory."
-    shown = unmeasured(read([SINGLES[0], DDPS[0], few, out]), {})
+    shown = tabulate_unmeasured(read([SINGLES[0], DDPS[0], few, out]), {})
     assert [row[0] for row in shown.rows] == [f"DDP, 2 GPUs, batch {n}, cap default" for n in (32, 64)]
 
 
@@ -208,7 +212,7 @@ def test_every_size_has_the_answers_of_a_run_of_its_own():
 def test_the_page_draws_rate_and_exposed_share_over_sizes_and_names_them_in_tables():
     step = measured(step_ms=100.0)
     ddps = [row | step | exposing(at - 1, at + 1) for row, at in zip(DDPS, (40, 20, 10), strict=True)]
-    made = page(made_run([*SINGLES, *ddps]))
+    made = make_page(made_run([*SINGLES, *ddps]))
     figures = {figure.key: figure for figure in made.figures}
     rates = drawn(figures["batch-images_per_s"])
     assert {name: [(m.x, m.y) for m in marks] for name, marks in rates.items()} == {
@@ -220,12 +224,12 @@ def test_the_page_draws_rate_and_exposed_share_over_sizes_and_names_them_in_tabl
         for size, at in zip(SIZES, (40, 20, 10), strict=True)
     ]
     assert "at batch 64" in figures["batch-exposed_pct"].caption
-    table, _ = results(read([*SINGLES, *ddps]))
+    table, _ = tabulate_results(read([*SINGLES, *ddps]))
     names = [heading.name for heading in table.columns]
     assert [row[names.index("Workload")] for row in table.rows] == [
         f"batch {size}" for size in SIZES for _ in "12"
     ]
-    one_size = page(made_run([SINGLES[0], ddps[0]]))
+    one_size = make_page(made_run([SINGLES[0], ddps[0]]))
     assert not {"batch-images_per_s", "batch-exposed_pct"} & {figure.key for figure in one_size.figures}
     assert "batch 16" not in f"{one_size.tables}{one_size.cards}{one_size.notes}"
 
@@ -242,7 +246,7 @@ def proposed(rows, blocks=None, **settings):
     manifest = {"settings": {"bucket_cap_mb": ["default", "1"], **settings}, "timing": {"measuring_s": 100.0}}
     made = made_run(rows, manifest=manifest)
     if blocks:
-        made = replace(made, blocks=typed_frame(blocks, BLOCKS))
+        made = replace(made, blocks=make_frame(blocks, BLOCKS))
     return conclude_run(made).next_step
 
 
@@ -287,17 +291,17 @@ def test_a_manifest_of_several_sizes_is_read_again():
 
 
 def test_a_case_that_is_not_measured_yet_is_named_with_its_size_among_several():
-    assert planned_label(case_of(), (4, 8)) == "DDP, 2 CPU cores, batch 4, cap default"
-    assert planned_label(case_of(), (4,)) == "DDP, 2 CPU cores, cap default"
+    assert label_planned_case(case_of(), (4, 8)) == "DDP, 2 CPU cores, batch 4, cap default"
+    assert label_planned_case(case_of(), (4,)) == "DDP, 2 CPU cores, cap default"
 
 
 def test_a_calibration_is_held_against_cases_of_its_own_size_alone():
     """Compute is taken as proportional to the batch, and what that errs by widens every interval."""
     folder = ROOT / "results/samples/predictions/resnet18-2hosts/1gbit"
     calibration, ran = load_calibration(folder), load_run(folder)
-    every = held_out(calibration, ran, fitted=calibration.fitted)
+    every = predict_held_out(calibration, ran, fitted=calibration.fitted)
     assert len(every) > 1
     of_other = ran.cases["case_id"] == every[0].case_id
     larger = ran.cases.assign(batch_per_device=ran.cases["batch_per_device"] * (1 + of_other))
-    left = held_out(calibration, replace(ran, cases=larger), fitted=calibration.fitted)
+    left = predict_held_out(calibration, replace(ran, cases=larger), fitted=calibration.fitted)
     assert [one.case_id for one in left] == [one.case_id for one in every[1:]]

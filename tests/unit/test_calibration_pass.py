@@ -10,15 +10,15 @@ from made import case_of
 
 from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.machine.manifest import Manifest
-from ddp_bench.bench.plan.buckets import BucketLayout, assign_cap, bucket_bytes
-from ddp_bench.bench.predict.allreduce import CostCurve, measured_curve
-from ddp_bench.bench.predict.from_pass import calibration_of, slowdowns
-from ddp_bench.bench.predict.from_rate import BESIDE, ERROR_PCT
-from ddp_bench.bench.predict.networks import network
-from ddp_bench.bench.predict.prediction import Scenario, estimate
-from ddp_bench.bench.predict.timeline import Compute, Slowdown, simulated_ms
+from ddp_bench.bench.plan.buckets import BucketLayout, assign_cap, sum_bucket_bytes
+from ddp_bench.bench.predict.allreduce import CostCurve, make_curve
+from ddp_bench.bench.predict.from_pass import calibrate_run, compute_slowdowns
+from ddp_bench.bench.predict.from_rate import ERROR_PCT, OVERLAP_SLOWDOWN
+from ddp_bench.bench.predict.networks import find_network
+from ddp_bench.bench.predict.prediction import Scenario, simulate_scenario
+from ddp_bench.bench.predict.timeline import Compute, Slowdown, simulate_ms
 from ddp_bench.bench.results.case_columns import CASES
-from ddp_bench.bench.results.columns import ALLREDUCE, BLOCKS, BUCKETS, typed_frame
+from ddp_bench.bench.results.columns import ALLREDUCE, BLOCKS, BUCKETS, make_frame
 from ddp_bench.bench.results.store import RunData
 
 SIZES = (2_000_000, 6_000_000, 12_000_000, 4_000_000)
@@ -39,7 +39,7 @@ def ends_of(compute, comm, compute_ms, comm_ms):
 
 
 def slowdowns_of(compute_alone_ms, comm_alone_ms, compute_end_ms, comm_end_ms):
-    return slowdowns(locals())
+    return compute_slowdowns(locals())
 
 
 @given(st.floats(1, 4), st.floats(1, 4), st.floats(1, 500), st.floats(1, 500))
@@ -64,7 +64,7 @@ def known_run(tmp_path):
     for cap in ("default", "1000"):
         case = case_of(arch="net", image_size=32, batch_per_device=8, backend="gloo", bucket_cap_mb=cap)
         layout = assign_cap(SIZES, cap)
-        sizes = bucket_bytes(SIZES, layout)
+        sizes = sum_bucket_bytes(SIZES, layout)
         first = _first_round(layout)
         for r in (1, 2, 3):
             pace = 1.1 ** (r - 1)
@@ -75,7 +75,7 @@ def known_run(tmp_path):
                 blocks.append(_block(case, r, "calibration", COMPUTE.total_ms * pace, _detail(pace)))
         cases.append(
             {
-                **case.stored(), "case_id": case.case_id, "status": "ok", "num_nodes": 1,
+                **case.to_row(), "case_id": case.case_id, "status": "ok", "num_nodes": 1,
                 "num_buckets": len(sizes), "bucket_bytes": str(BucketLayout(sizes)),
                 "device_name": "CPU core", "global_batch": case.global_batch, "images_per_s": 16_000 / first,
             }
@@ -85,14 +85,14 @@ def known_run(tmp_path):
         for size, ms in CURVE.points
     ]
     return RunData(
-        tmp_path, Manifest(versions={"torch": "2.15"}), typed_frame(cases, CASES),
-        typed_frame(blocks, BLOCKS), typed_frame([], BUCKETS), typed_frame(curve, ALLREDUCE),
+        tmp_path, Manifest(versions={"torch": "2.15"}), make_frame(cases, CASES),
+        make_frame(blocks, BLOCKS), make_frame([], BUCKETS), make_frame(curve, ALLREDUCE),
     )  # fmt: skip
 
 
 def _first_round(layout):
     how = {"slowdown": SLOW, "copy_ms": COPY_MS, "residual_ms": RESIDUAL_MS}
-    return simulated_ms(SIZES, READY_MS, layout, CURVE, COMPUTE, **how)
+    return simulate_ms(SIZES, READY_MS, layout, CURVE, COMPUTE, **how)
 
 
 def _block(case, r, phase, ms, detail=None):
@@ -117,7 +117,7 @@ def _detail(pace):
 
 
 def test_the_machine_that_made_a_run_is_found_again(tmp_path):
-    found = calibration_of(known_run(tmp_path), TRAINABLE)
+    found = calibrate_run(known_run(tmp_path), TRAINABLE)
     assert [p.num_bytes for p in found.parameters] == list(SIZES), "in the reducer's order"
     assert [p.name for p in found.parameters] == ["p3", "p2", "p1", "p0"]
     assert found.compute_slowdown == pytest.approx((SLOW.compute,) * 3)
@@ -137,19 +137,17 @@ def test_a_curve_is_set_right_by_what_the_rounds_took_for_what_the_hook_sent(tmp
     """The network was held up while the curve was taken; or the rounds took as long for half of the bytes."""
     run = known_run(tmp_path)
     curve = run.allreduce.assign(time_ms=held_up * run.allreduce["time_ms"])
-    found = calibration_of(replace(run, allreduce=curve, cases=run.cases.assign(comm_hook=hook)), TRAINABLE)
+    found = calibrate_run(replace(run, allreduce=curve, cases=run.cases.assign(comm_hook=hook)), TRAINABLE)
     sizes = [int(size) for size in run.cases["bucket_bytes"].iloc[0].split("/")]
     of_the_middle_round = pytest.approx(1.1 * sum(map(CURVE, sizes)))
-    assert (
-        sum(measured_curve(found.allreduce[0].points)(size / share) for size in sizes) == of_the_middle_round
-    )
+    assert sum(make_curve(found.allreduce[0].points)(size / share) for size in sizes) == of_the_middle_round
 
 
 def test_the_residual_is_that_of_the_calibrated_case_whatever_the_others_take(tmp_path):
     run = known_run(tmp_path)
     other = (run.blocks["case_id"] == run.cases["case_id"].iloc[1]) & (run.blocks["phase"] == "timed")
     slower = run.blocks.assign(block_ms=run.blocks["block_ms"].where(~other, 1.5 * run.blocks["block_ms"]))
-    found, known = (calibration_of(replace(run, blocks=b), TRAINABLE) for b in (slower, run.blocks))
+    found, known = (calibrate_run(replace(run, blocks=b), TRAINABLE) for b in (slower, run.blocks))
     assert found.residual_ms == known.residual_ms
 
 
@@ -160,7 +158,7 @@ def on_one_device(tmp_path, *, wrapper_ms):
     ddp, single = case_of(**own, bucket_cap_mb="default"), case_of(**own | {"mode": "single"})
     kept = run.cases.iloc[:1]
     cases = [
-        {**kept.to_dict("records")[0], **case.stored(), "case_id": case.case_id, "global_batch": 8}
+        {**kept.to_dict("records")[0], **case.to_row(), "case_id": case.case_id, "global_batch": 8}
         for case in (ddp, single)
     ]
     blocks = []
@@ -174,21 +172,21 @@ def on_one_device(tmp_path, *, wrapper_ms):
         ]
     return replace(
         run,
-        cases=typed_frame(cases, CASES),
-        blocks=typed_frame(blocks, BLOCKS),
-        allreduce=typed_frame([], ALLREDUCE),
+        cases=make_frame(cases, CASES),
+        blocks=make_frame(blocks, BLOCKS),
+        allreduce=make_frame([], ALLREDUCE),
     )
 
 
 def test_one_device_tells_its_compute_its_copies_and_what_the_wrapper_adds(tmp_path):
-    found = calibration_of(on_one_device(tmp_path, wrapper_ms=3.0), TRAINABLE)
+    found = calibrate_run(on_one_device(tmp_path, wrapper_ms=3.0), TRAINABLE)
     assert found.num_ranks == 1
     assert found.compute().total_ms == pytest.approx(1.1 * COMPUTE.total_ms)
     assert found.copy_ms == pytest.approx((COPY_MS, 1.1 * COPY_MS, 1.21 * COPY_MS))
     assert found.residual_ms == pytest.approx((3.0, 3.3, 3.63), abs=0.4)
-    assert (found.slowdown(), found.model_error_pct) == (BESIDE, ERROR_PCT)
-    inside = network("nvlink-h200")
-    steps = [estimate(found, Scenario(num_devices=n, intra=inside)) for n in (1, 2, 8)]
+    assert (found.get_slowdown(), found.model_error_pct) == (OVERLAP_SLOWDOWN, ERROR_PCT)
+    inside = find_network("nvlink-h200")
+    steps = [simulate_scenario(found, Scenario(num_devices=n, intra=inside)) for n in (1, 2, 8)]
     alone, two, eight = (step.step_ms for step in steps)
     assert alone == pytest.approx(1.1 * COMPUTE.total_ms)
     assert alone + 2 * 1.1 * COPY_MS < two < eight
@@ -199,13 +197,13 @@ def test_ranks_that_shared_a_device_calibrate_nothing(tmp_path):
     run = known_run(tmp_path)
     shared = replace(run, cases=run.cases.assign(oversubscribed=True))
     with pytest.raises(UsageError, match="shared devices, and nothing follows for ranks with one each"):
-        calibration_of(shared, TRAINABLE)
+        calibrate_run(shared, TRAINABLE)
 
 
 def test_a_run_of_another_model_or_without_a_pass_is_refused(tmp_path):
     run = known_run(tmp_path)
     with pytest.raises(UsageError, match="4 parameters, the workload 3"):
-        calibration_of(run, TRAINABLE[:3])
+        calibrate_run(run, TRAINABLE[:3])
     for phase, said in (("calibration", "--calibrate"), ("no_sync", "no steps without comm")):
         with pytest.raises(UsageError, match=said):
-            calibration_of(replace(run, blocks=run.blocks[run.blocks["phase"] != phase]), TRAINABLE)
+            calibrate_run(replace(run, blocks=run.blocks[run.blocks["phase"] != phase]), TRAINABLE)

@@ -13,18 +13,18 @@ from made import made_manifest
 from msgspec import structs
 from report_runs import case, run
 
-from ddp_bench.bench.findings.cautions import of_rounds, slow_links
-from ddp_bench.bench.findings.findings import run_cautions
-from ddp_bench.bench.machine.load import LoadReading, mean_load, other_loads, read_load
+from ddp_bench.bench.findings.cautions import check_rounds, find_slow_links
+from ddp_bench.bench.findings.findings import find_cautions
+from ddp_bench.bench.machine.load import LoadReading, average_loads, compute_loads, read_load
 from ddp_bench.bench.machine.manifest import Load
-from ddp_bench.bench.results.aggregate import Outcome, case_rows
+from ddp_bench.bench.results.aggregate import CaseOutcome, make_case_rows
 from ddp_bench.bench.results.block_times import NotProved, ProofResult
 from ddp_bench.bench.results.case_columns import CASES
-from ddp_bench.bench.results.case_result import case_results
-from ddp_bench.bench.results.columns import BLOCKS, typed_frame
+from ddp_bench.bench.results.case_result import read_case_results
+from ddp_bench.bench.results.columns import BLOCKS, make_frame
 from ddp_bench.bench.results.round_times import RoundTimes
-from ddp_bench.bench.worker.facts import proof_facts
-from ddp_bench.report.conditions import conditions
+from ddp_bench.bench.worker.facts import make_proof_facts
+from ddp_bench.report.conditions import group_conditions
 
 NVLINK = {"nvlink": True, "peer_access": True}
 PCIE = {"nvlink": False, "peer_access": True}
@@ -73,7 +73,7 @@ TWO_HOSTS = told_of({"a 0-1": HOST_MEMORY, "b 0-1": HOST_MEMORY}, hosts=("a", "b
     ],
 )
 def test_pairs_of_gpus_without_the_best_link_that_were_used(told, cases, num_pairs):
-    found = slow_links(made_manifest(**told), case_results(typed_frame(cases, CASES)))
+    found = find_slow_links(made_manifest(**told), read_case_results(make_frame(cases, CASES)))
     assert (found is None) == (num_pairs == 0)
     if found is not None:
         assert f"used {num_pairs} pair" in found.text
@@ -104,10 +104,12 @@ def test_what_the_ranks_did_not_use_of_their_cores_others_did():
         reading(0, 110.0, 9.0, (59.0, 67.0, 80.0), steal_s=(0.5, 0.0, 9.0)),
         reading(1, 111.0, 6.0, (60.0, 68.0, 81.0)),
     ]
-    assert other_loads(before, after) == [Load(cores=2, others=0.4, steal=0.05, seconds=10.0)]
-    assert other_loads([before[0], None], after) == other_loads(before[:1], [None]) == [], "one cannot tell"
+    assert compute_loads(before, after) == [Load(cores=2, others=0.4, steal=0.05, seconds=10.0)]
+    assert compute_loads([before[0], None], after) == compute_loads(before[:1], [None]) == [], (
+        "one cannot tell"
+    )
     apart = [[replace(r, machine=name) for r, name in zip(rs, "ab", strict=True)] for rs in (before, after)]
-    assert other_loads(*apart) == [
+    assert compute_loads(*apart) == [
         Load(cores=1, others=0.1, steal=0.05, seconds=10.0),
         Load(cores=1, others=0.286, steal=0.0, seconds=10.5),
     ]
@@ -116,9 +118,9 @@ def test_what_the_ranks_did_not_use_of_their_cores_others_did():
 def test_loads_of_two_attempts_are_weighed_by_their_time():
     earlier = Load(cores=2, others=0.1, steal=0.0, seconds=30.0)
     now = Load(cores=2, others=0.5, steal=0.2, seconds=10.0)
-    assert mean_load(now, earlier) == Load(cores=2, others=0.2, steal=0.05, seconds=40.0)
+    assert average_loads(now, earlier) == Load(cores=2, others=0.2, steal=0.05, seconds=40.0)
     at_once = (structs.replace(load, seconds=0.0) for load in (now, earlier))
-    assert mean_load(*at_once).others == 0.5, "of no time at all"
+    assert average_loads(*at_once).others == 0.5, "of no time at all"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counted by Linux' /proc")
@@ -129,7 +131,7 @@ def test_a_program_of_others_is_counted_and_a_child_of_ones_own_is_not():
         before = read_load()
         subprocess.run([sys.executable, "-c", BURN, kind], check=True, stdout=subprocess.PIPE)
         after = read_load()
-        (found,) = other_loads([before], [after])
+        (found,) = compute_loads([before], [after])
         return after.own_s - before.own_s, found.others * (after.at_s - before.at_s)
 
     own_s, others_s = own_and_others("orphan")
@@ -157,19 +159,19 @@ def test_a_load_that_could_pass_for_a_regression_is_a_caution(busy, steal, said)
     found = [c for c in cautions_of(measured) if "load" in c.kind]
     assert len(found) == bool(said)
     assert all(said in caution.sentence for caution in found)
-    shown = conditions(measured.manifest, measured.results)["Run"]["load"]
+    shown = group_conditions(measured.manifest, measured.results)["Run"]["load"]
     assert shown.startswith(f"other programs used {25 * busy:.0f}% of the cores")
 
 
 def test_a_load_average_is_programs_per_core_and_no_share():
     measured = run([case("single", 1, 100.0, device_type="cpu")], told(0.4, 0.0) | {"load_before": 15.88})
-    shown = conditions(measured.manifest, measured.results)["Run"]["load"]
+    shown = group_conditions(measured.manifest, measured.results)["Run"]["load"]
     assert shown.endswith("before it 16 programs per core ran or waited")
     assert re.findall(r"[\d.,]+%", shown) == ["10%"]
 
 
 def cautions_of(made):
-    return run_cautions(made.manifest, made.results, made.times)
+    return find_cautions(made.manifest, made.results, made.times)
 
 
 def test_a_load_is_of_cores_that_stand_in_for_devices_where_it_is_told():
@@ -190,9 +192,9 @@ def found(*series):
         for p, times in zip(planned, series, strict=True)
         for row in block_rows(p.case.case_id, p.case.mode, times)
     ]
-    times = RoundTimes.of(typed_frame(rows, BLOCKS))
-    cases = case_rows([Outcome(p) for p in planned], times)
-    made = [*of_rounds(case_results(cases), times)]
+    times = RoundTimes.from_frame(make_frame(rows, BLOCKS))
+    cases = make_case_rows([CaseOutcome(p) for p in planned], times)
+    made = [*check_rounds(read_case_results(cases), times)]
     assert len({caution.kind for caution in made}) == len(made)
     return {caution.kind: caution for caution in made}
 
@@ -232,11 +234,11 @@ def test_rounds_that_scatter_are_told_with_how_far():
 def test_a_run_that_measured_little_nothing_or_lacks_its_blocks():
     assert set(found([100.0, 101, 99])) == {"few rounds"}
     planned = plan()
-    blocks = typed_frame(block_rows(planned[0].case.case_id, "single", [100.0, 101]), BLOCKS)
-    cases = case_results(case_rows([Outcome(planned[0])], RoundTimes.of(blocks)))
+    blocks = make_frame(block_rows(planned[0].case.case_id, "single", [100.0, 101]), BLOCKS)
+    cases = read_case_results(make_case_rows([CaseOutcome(planned[0])], RoundTimes.from_frame(blocks)))
     broken = blocks.assign(block_ms=pd.Series([0.0, float("nan")]))
     for of, times in (([], blocks), (cases, blocks[:0]), (cases, broken[broken["block_ms"] > 0])):
-        assert [*of_rounds(of, RoundTimes.of(times))] == []
+        assert [*check_rounds(of, RoundTimes.from_frame(times))] == []
 
 
 def test_what_one_round_among_many_does_and_no_noise_at_all_are_not_mentioned():
@@ -251,7 +253,7 @@ def test_what_one_round_among_many_does_and_no_noise_at_all_are_not_mentioned():
 def test_a_case_that_is_not_proved_says_why_and_what_would_prove_it(proof):
     doubt = ProofResult(not_proved=NotProved(reason="it draws; and more", remedy="a seed"))
     first, second = (doubt, ProofResult(error=0.0)) if proof == "first" else (ProofResult(error=0.0), doubt)
-    facts = proof_facts(first, second)
+    facts = make_proof_facts(first, second)
     told = {name: facts[name] for name in ("not_proved", "proved_by")}
     (found,) = (one for one in cautions_of(run([TWO | told, FOUR])) if one.kind == "not proved")
     assert found.text == "1 case of 2 could not be proved to train right: it draws; and more"

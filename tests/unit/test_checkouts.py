@@ -15,14 +15,14 @@ from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.gate import checkouts
 from ddp_bench.bench.gate.checkouts import (
     check_loaded,
-    moved_path,
-    repository_to_compare,
-    workload_file,
-    worktree,
+    find_comparable_repository,
+    find_workload_file,
+    make_worktree,
+    move_python_path,
 )
 from ddp_bench.bench.gate.main import main
-from ddp_bench.bench.gate.sides import from_any_folder
-from ddp_bench.bench.run.main import settings_of
+from ddp_bench.bench.gate.sides import make_paths_absolute
+from ddp_bench.bench.run.main import parse_settings
 
 NET = """
 from torch import nn
@@ -31,7 +31,7 @@ def make(): return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linea
 
 
 def found(workload):
-    return repository_to_compare(workload, workload_file(workload.partition(":")[0]))
+    return find_comparable_repository(workload, find_workload_file(workload.partition(":")[0]))
 
 
 def test_the_repository_is_that_of_the_workloads_file_which_is_not_imported(tmp_path, monkeypatch):
@@ -42,7 +42,7 @@ def test_the_repository_is_that_of_the_workloads_file_which_is_not_imported(tmp_
     commit(elsewhere, {"a": ""})
     monkeypatch.chdir(elsewhere)
     monkeypatch.syspath_prepend(project / "src")
-    assert workload_file("net_p.part.net") == project / "src" / "net_p" / "part" / "net.py"
+    assert find_workload_file("net_p.part.net") == project / "src" / "net_p" / "part" / "net.py"
     assert found("net_p.part.net:make") == project
     (elsewhere / "net_p.py").touch()
     assert found("net_p:make") == elsewhere, "the current folder comes first, as in a run"
@@ -83,14 +83,14 @@ def test_the_built_in_models_are_compared_in_ddp_benchs_own_checkout_alone(tmp_p
     monkeypatch.setattr(checkouts, "ROOT", own)
     for here in (own, own / "bench"):
         monkeypatch.chdir(here)
-        assert checkouts.own_repository() == own
+        assert checkouts.find_package_repository() == own
     installed = theirs / "env" / "site-packages"
     installed.mkdir(parents=True)
     for code, here in ((own, neither), (own, theirs), (installed, theirs)):
         monkeypatch.setattr(checkouts, "ROOT", code)
         monkeypatch.chdir(here)
         with pytest.raises(UsageError, match="own checkout, which this is not; name a workload of yours"):
-            checkouts.own_repository()
+            checkouts.find_package_repository()
 
 
 @pytest.mark.campaign
@@ -108,7 +108,7 @@ def test_a_worktree_runs_no_hook_of_the_repository(tmp_path):
     hook = tmp_path / ".git" / "hooks" / "post-checkout"
     hook.write_text("#!/bin/sh\nexit 1\n")
     hook.chmod(0o755)
-    with worktree(tmp_path, "HEAD") as place:
+    with make_worktree(tmp_path, "HEAD") as place:
         assert (place / "a").read_text() == "1"
     assert len(git(tmp_path, "worktree", "list").splitlines()) == 1
 
@@ -120,13 +120,13 @@ def test_only_our_lost_worktrees_are_forgotten(tmp_path):
     theirs.parent.mkdir()
     for arguments in (["add", "--detach", str(theirs)], ["lock", "--reason", "on a stick", str(theirs)]):
         subprocess.run(["git", "-C", str(top), "worktree", *arguments], check=True, capture_output=True)
-    with worktree(top, "HEAD") as ours:
+    with make_worktree(top, "HEAD") as ours:
         kept = shutil.copytree(top / ".git" / "worktrees", tmp_path / "kept")
     shutil.copytree(kept, top / ".git" / "worktrees", dirs_exist_ok=True)  # as a kill leaves it
     shutil.rmtree(theirs)
     known = partial(subprocess.check_output, ["git", "worktree", "list"], cwd=top, text=True)
     assert str(ours) in known()
-    with worktree(top, "HEAD"):
+    with make_worktree(top, "HEAD"):
         assert str(ours) not in known()
     assert str(theirs) in known()
 
@@ -157,15 +157,15 @@ def test_a_shallow_clone_and_a_linked_worktree_are_compared_as_far_as_they_reach
     commit(project, {"net.py": "first"})
     commit(project, {"net.py": "second"})
     git(tmp_path, "clone", "-q", "--depth", "1", f"file://{project}", str(shallow))
-    with worktree(shallow, "HEAD") as place:
+    with make_worktree(shallow, "HEAD") as place:
         assert (place / "net.py").read_text() == "second"
     with (
         pytest.raises(UsageError, match=r"'HEAD~1' in .*, a shallow clone, which git fetch --unshallow comp"),
-        checkouts.worktree(shallow, "HEAD~1"),
+        checkouts.make_worktree(shallow, "HEAD~1"),
     ):
         pytest.fail("that commit is not there")
     git(project, "worktree", "add", "-q", "--detach", str(linked))
-    with worktree(linked, "HEAD~1") as place:
+    with make_worktree(linked, "HEAD~1") as place:
         assert (place / "net.py").read_text() == "first"
     assert linked.exists()
     listed = subprocess.check_output(["git", "worktree", "list"], cwd=project, text=True).splitlines()
@@ -190,11 +190,11 @@ def test_a_runs_files_are_those_of_the_folder_that_the_gate_is_called_in(tmp_pat
     (tmp_path / "run.toml").write_text('data = "images"\nrounds = 7\n')
     monkeypatch.chdir(tmp_path)
     given = ["--config", "run.toml", "--seed", "3"]
-    whole = from_any_folder(given, settings_of(given))
+    whole = make_paths_absolute(given, parse_settings(given))
     monkeypatch.chdir(ROOT)
-    found = settings_of(whole)
+    found = parse_settings(whole)
     assert (found.data, found.rounds, found.seed) == (str(tmp_path / "images"), 7, 3)
-    assert from_any_folder(["--data", "host"], settings_of(["--data", "host"])) == ["--data", "host"]
+    assert make_paths_absolute(["--data", "host"], parse_settings(["--data", "host"])) == ["--data", "host"]
 
 
 def test_everything_of_the_repository_is_moved_and_nothing_else(tmp_path, monkeypatch):
@@ -210,7 +210,7 @@ def test_everything_of_the_repository_is_moved_and_nothing_else(tmp_path, monkey
     monkeypatch.chdir(top)
     monkeypatch.setattr(sys, "path", [*sys.path, str(top / "libs")])
     given = os.pathsep.join([str(other), "later", "env"])
-    path = moved_path([top / "src"], top, place, python_path=given)
+    path = move_python_path([top / "src"], top, place, python_path=given)
     ask = "import sys; from importlib.util import find_spec as find\n"
     ask += "print(*[getattr(find(name), 'origin', name) for name in sys.argv[1:]])"
     names = [f"net_{letter}" for letter in "efghi"]

@@ -7,8 +7,8 @@ import tomllib
 import yaml
 from commands import ROOT
 
-from ddp_bench.bench.gate.main import parser as gate_parser
-from ddp_bench.bench.run.main import settings_of
+from ddp_bench.bench.gate.main import make_parser as gate_parser
+from ddp_bench.bench.run.main import parse_settings
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -59,4 +59,4 @@ def test_the_documented_jobs_give_the_action_what_it_takes():
         assert {"regression", "missing"} <= set(given["fail-on"].split())
         assert set(given["fail-on"].split()) <= {"regression", "missing", "undecided", "new"}
         assert gate_parser().parse_args(shlex.split(given["gate"])).max_time is not None
-        assert settings_of(shlex.split(given["run"])).modes == ("ddp",)
+        assert parse_settings(shlex.split(given["run"])).modes == ("ddp",)

@@ -14,7 +14,7 @@ from commands import ROOT, finished, python
 from rich.console import Console as RichConsole
 from rich.table import Table
 
-from ddp_bench.__main__ import main_of
+from ddp_bench.__main__ import load_main
 from ddp_bench.bench.common import cli
 from ddp_bench.bench.common.cli import TYPED_ENV
 from ddp_bench.bench.common.console import Console
@@ -25,11 +25,11 @@ from ddp_bench.bench.common.errors import (
     UsageError,
     UserCodeError,
 )
-from ddp_bench.bench.common.values import switch
+from ddp_bench.bench.common.values import parse_switch
 from ddp_bench.bench.machine.host import ENV_PREFIXES
-from ddp_bench.bench.plan.settings import SWITCHES, options_of
-from ddp_bench.bench.run.main import parser as run_parser
-from ddp_bench.bench.run.main import settings_of
+from ddp_bench.bench.plan.settings import SWITCHES, list_options
+from ddp_bench.bench.run.main import make_parser as run_parser
+from ddp_bench.bench.run.main import parse_settings
 
 EACH_COMMAND = """
 import contextlib, io, json, runpy, sys
@@ -92,13 +92,15 @@ def test_the_help_of_a_run_is_one_screen_with_an_example(capsys, monkeypatch):
 def test_the_whole_help_has_every_option_with_its_default_and_switches_of_one_style(capsys, monkeypatch):
     entries = re.split(r"^  (?=-)", helped("--help-all", capsys, monkeypatch), flags=re.MULTILINE)
     told = {entry.split()[0]: entry for entry in entries}
-    for setting in options_of():
+    for setting in list_options():
         entry = told[f"--{setting.name.replace('_', '-')}"]
         assert "(default:" in entry or setting.name == "workload"
         assert ("[on|off" in entry) == (
-            setting.metadata["parse"] is switch or setting.name in SWITCHES or "off" in str(entry.split()[1])
+            setting.metadata["parse"] is parse_switch
+            or setting.name in SWITCHES
+            or "off" in str(entry.split()[1])
         )
-    asked = settings_of(["--static-graph", "--trace"])
+    asked = parse_settings(["--static-graph", "--trace"])
     assert (asked.axes["static_graph"], asked.trace) == ((True,), True)
 
 
@@ -115,19 +117,19 @@ def test_an_error_becomes_a_line_and_its_exit_code(error, code, label, capsys):
     def work():
         raise error
 
-    assert cli.guarded("x", work) == code
+    assert cli.run_command("x", work) == code
     assert capsys.readouterr().err == (f"bench.x: {label}: x\n" if label else "")
 
 
 def test_control_characters_of_what_a_line_repeats_do_not_reach_the_terminal(capsys):
     def work():
-        cli.say("\x1b]0;owned\x07 said")
+        cli.print_message("\x1b]0;owned\x07 said")
         try:
             raise ValueError("\x1b[31m\nred\u202e")
         except ValueError as cause:
             raise UserCodeError("your\x9b model") from cause
 
-    assert cli.guarded("x", work) == 2
+    assert cli.run_command("x", work) == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == r"bench.x: \x1b]0;owned\x07 said"
     assert lines[-3:] == [r"ValueError: \x1b[31m", r"red\u202e", r"bench.x: error: your\x9b model"]
@@ -143,7 +145,7 @@ def test_a_value_without_end_is_cut():
 
 WRITES = """
 import os, sys
-from ddp_bench.bench.common.cli import guarded
+from ddp_bench.bench.common.cli import run_command
 def work():
     if "closes" in sys.argv:
         sys.stderr.close()
@@ -152,7 +154,7 @@ def work():
         print("line ±1")
     print("progress ±1", file=sys.stderr)
     return 1
-sys.exit(guarded("x", work))
+sys.exit(run_command("x", work))
 """
 
 
@@ -198,7 +200,7 @@ def test_a_reader_that_has_gone_does_not_change_the_exit_code():
 
 @pytest.mark.parametrize("word", ["plain", "a b", "two\nlines", "it's\ta \\x0a\x1b"])
 def test_a_command_is_pasted_on_one_line_whatever_its_words_hold(word):
-    quoted = cli.quoted(word)
+    quoted = cli.quote_word(word)
     assert quoted.isprintable()
     assert finished(["bash", "-c", f"printf %s {quoted}"]).stdout == word
 
@@ -211,7 +213,7 @@ def test_a_path_is_pasted_as_its_bytes_whatever_the_locale_decodes(tmp_path, loc
     """Without its UTF-8 mode Python decodes nothing but ASCII under the locale C."""
     folder = tmp_path / os.fsdecode(name)
     folder.mkdir()
-    script = "import sys; from ddp_bench.bench.common import cli; print(cli.quoted(sys.argv[1]))"
+    script = "import sys; from ddp_bench.bench.common import cli; print(cli.quote_word(sys.argv[1]))"
     env = {"LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     shown = finished([sys.executable, "-c", script, str(folder)], env=env)
     assert shown.returncode == 0, shown.stderr
@@ -241,12 +243,12 @@ REFUSED = (
 def test_messages_name_commands_in_the_form_typed(name, arguments, typed, monkeypatch, capsys):
     monkeypatch.setenv("_DDP_BENCH_TYPED", typed)
     try:
-        code = main_of(name)(arguments.split())
+        code = load_main(name)(arguments.split())
     except SystemExit as end:
         code = end.code
     out, err = capsys.readouterr()
     assert code == (0 if arguments == "--help" else 2)
-    assert not code or f"{cli.speaker(name)}: error: " in err
+    assert not code or f"{cli.get_message_prefix(name)}: error: " in err
     said = out + err
     ours = f"({'|'.join((*NAMES, 'report'))})"
     as_module, as_script = rf"(?<!ddp_bench\.)\bbench\.{ours}\b|python -m report", rf"ddp[-_]bench {ours}\b"
@@ -273,22 +275,22 @@ def plain(text):
 
 def test_on_a_terminal_the_table_stands_above_the_live_line():
     shown, stream = on_terminal()
-    shown.progress("round 1 single", 0.1, "12s of at most 2m 00s")
-    shown.table(table("known-so-far"))
-    shown.progress("round 2 ddp", 0.5, "1m 00s of at most 2m 00s")
+    shown.show_progress("round 1 single", 0.1, "12s of at most 2m 00s")
+    shown.show_table(table("known-so-far"))
+    shown.show_progress("round 2 ddp", 0.5, "1m 00s of at most 2m 00s")
     last = plain(stream.getvalue()).rsplit("known-so-far", 1)
     assert len(last) == 2, "the table is shown"
     assert "round 2 ddp" in last[1]
     assert "1m 00s of at most 2m 00s" in last[1]
-    shown.table(table("newer"))
-    shown.progress("round 3 ddp", 0.6, "")
+    shown.show_table(table("newer"))
+    shown.show_progress("round 3 ddp", 0.6, "")
     newest = plain(stream.getvalue()).rsplit("round 2 ddp", 1)[1]
     assert "newer" in newest
     assert "known-so-far" not in newest
-    shown.note("it [stays] \x1b[31m")
+    shown.print_note("it [stays] \x1b[31m")
     below = plain(stream.getvalue()).rsplit("it [stays] \\x1b[31m", 1)[1]
     assert "newer" in below
-    shown.progress_done()
+    shown.hide_progress()
     assert stream.getvalue().endswith(("\x1b[2K", "\x1b[?25h")), "nothing of it is left"
 
 
@@ -296,21 +298,21 @@ def test_a_terminal_is_drawn_on_between_blocks_alone():
     """Each drawing of a table takes milliseconds of a core, which a timed block would lack."""
     before = threading.active_count()
     shown, stream = on_terminal()
-    shown.progress("round 1 single", 0.1, "12s")
+    shown.show_progress("round 1 single", 0.1, "12s")
     assert threading.active_count() == before, "nobody draws by himself"
     assert "round 1 single" in plain(stream.getvalue())
-    shown.progress_done()
+    shown.hide_progress()
 
 
 def test_elsewhere_plain_lines_come_seldom_and_there_is_no_table(capsys, monkeypatch):
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     shown = Console(silent=False)
-    shown.table(table("known-so-far"))
+    shown.show_table(table("known-so-far"))
     for step in range(21):
         now = 100.0 + step
-        shown.progress(f"round {step}", 0.1, f"{step}s")
-    shown.progress_done()
+        shown.show_progress(f"round {step}", 0.1, f"{step}s")
+    shown.hide_progress()
     lines = [f"{step}s: round {step}\n" for step in (0, 10, 20)]
     assert capsys.readouterr() == ("", "".join(lines))
 
@@ -318,9 +320,9 @@ def test_elsewhere_plain_lines_come_seldom_and_there_is_no_table(capsys, monkeyp
 def test_a_silent_one_shows_nothing(capsys):
     shown, stream = on_terminal()
     shown._silent = True
-    shown.note("note")
-    shown.table(table("known"))
-    shown.progress("round 1", 0.0, "12s")
-    shown.progress_done()
+    shown.print_note("note")
+    shown.show_table(table("known"))
+    shown.show_progress("round 1", 0.0, "12s")
+    shown.hide_progress()
     assert stream.getvalue() == ""
     assert capsys.readouterr() == ("", "")

@@ -20,15 +20,15 @@ from torch import backends
 from ddp_bench.bench.measure import anatomy, calibration, clock, memory, standalone
 from ddp_bench.bench.measure.anatomy import run_anatomy
 from ddp_bench.bench.measure.clock import Clock, make_clock
-from ddp_bench.bench.measure.standalone import BucketReplay, allreduce_ms
+from ddp_bench.bench.measure.standalone import BucketReplay, measure_allreduce_ms
 from ddp_bench.bench.measure.timed import Trainer, run_block
 from ddp_bench.bench.modes.base import Place, SingleMode
 from ddp_bench.bench.plan.buckets import BucketLayout
-from ddp_bench.bench.predict.from_pass import slowdowns
+from ddp_bench.bench.predict.from_pass import compute_slowdowns
 from ddp_bench.bench.run.standalone import CURVE_BYTES
 from ddp_bench.bench.worker import held_case
 from ddp_bench.models.data import DeviceSource
-from ddp_bench.models.step import float32_precision
+from ddp_bench.models.step import set_float32_precision
 from ddp_bench.models.workload import Workload
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -59,7 +59,7 @@ def allowed():
     ("precision", "chosen"), [("fp32", "ieee"), ("tf32", "tf32"), ("bf16", "ieee"), ("fp16", "ieee")]
 )
 def test_tf32_is_used_where_it_was_asked_for(precision, chosen):
-    with float32_precision(precision, GPU):
+    with set_float32_precision(precision, GPU):
         assert used() == [chosen] * 3
         assert allowed() == (chosen == "tf32", chosen == "tf32")
         assert torch.get_float32_matmul_precision() == ("high" if chosen == "tf32" else "highest")
@@ -67,7 +67,7 @@ def test_tf32_is_used_where_it_was_asked_for(precision, chosen):
 
 def test_what_an_error_leaves_is_what_was_before(of_all_backends):
     backends.cudnn.allow_tf32, backends.cuda.matmul.allow_tf32 = True, False  # PyTorch's own default
-    with pytest.raises(ZeroDivisionError), float32_precision("fp32", GPU):
+    with pytest.raises(ZeroDivisionError), set_float32_precision("fp32", GPU):
         raise ZeroDivisionError
     assert used() == ["ieee", "tf32", "tf32"]
     assert allowed() == (False, True)
@@ -77,7 +77,7 @@ def test_what_an_error_leaves_is_what_was_before(of_all_backends):
 @pytest.mark.usefixtures("of_all_backends")
 def test_a_cpu_keeps_what_the_user_chose():
     torch.set_float32_matmul_precision("high")
-    with float32_precision("fp32", CPU):
+    with set_float32_precision("fp32", CPU):
         assert torch.get_float32_matmul_precision() == "high"
 
 
@@ -115,8 +115,8 @@ class FakeGpu:
             stand_in(monkeypatch, module, calls)
         made = {f"torch.{name}": functools.partial(_on_meta, getattr(torch, name)) for name in MAKERS}
         stand_in(monkeypatch, standalone, made | {"dist.all_reduce": self.all_reduce})
-        monkeypatch.setattr(Clock, "now", lambda _: round(self.now_ms * 1e6))
-        standalone._storage.cache_clear()
+        monkeypatch.setattr(Clock, "record_moment", lambda _: round(self.now_ms * 1e6))
+        standalone._make_storage.cache_clear()
 
     def launch(self, ms, stream=None, *, operations=1):
         """Queue a kernel of `ms` on a stream, the current one unless told."""
@@ -239,17 +239,17 @@ def test_a_hold_is_counted_in_cycles_of_the_clock_it_has_found(monkeypatch):
 def test_replayed_buckets_run_once_untimed_and_then_show_no_launches(monkeypatch, num_buckets):
     gpu = FakeGpu(monkeypatch, launch_ms=0.04, comm_ms=0.01)
     replay = BucketReplay([MIB] * num_buckets, "none", None, DEVICE)
-    assert replay.measured(make_clock(DEVICE)).block_ms == pytest.approx(0.01 * num_buckets)
+    assert replay.time_block(make_clock(DEVICE)).block_ms == pytest.approx(0.01 * num_buckets)
     assert gpu.log[: num_buckets + 2] == ["synchronize", *["all-reduce"] * num_buckets, "synchronize"]
     assert gpu.log.count("all-reduce") == 2 * num_buckets
     monkeypatch.setattr(standalone, "delay_gpu", lambda *_: None)
-    assert replay.measured(make_clock(DEVICE)).block_ms > 0.03 * num_buckets, "the simulation can tell"
+    assert replay.time_block(make_clock(DEVICE)).block_ms > 0.03 * num_buckets, "the simulation can tell"
 
 
 @pytest.mark.parametrize("size", CURVE_BYTES)
 def test_a_message_takes_the_mean_of_a_row_that_shows_no_launches(monkeypatch, size):
     gpu = FakeGpu(monkeypatch, launch_ms=0.04, comm_ms=0.015)
-    assert allreduce_ms(size, None, DEVICE, make_clock(DEVICE)) == pytest.approx(0.015)
+    assert measure_allreduce_ms(size, None, DEVICE, make_clock(DEVICE)) == pytest.approx(0.015)
     timed, untimed = divmod(gpu.log.count("all-reduce"), 2)
     assert untimed == 0, "the same row twice"
     assert timed >= 20 or size > 3 * MIB
@@ -291,7 +291,7 @@ def test_what_looks_into_steps_leaves_out_those_that_wait_for_memory(monkeypatch
     times = run_anatomy(trainer_on(gpu, module), 2, DEVICE, local_steps=0)
     assert times.detail["forward_ms"] == FORWARD_MS
     assert times.steps_ms == (FORWARD_MS, FORWARD_MS)
-    looked = calibration._local_step(trainer_on(gpu, module), BucketLayout((8,)), DEVICE)
+    looked = calibration._measure_local_step(trainer_on(gpu, module), BucketLayout((8,)), DEVICE)
     assert looked["forward_ms"] == FORWARD_MS
 
 
@@ -313,11 +313,11 @@ def test_a_block_whose_steps_ask_for_memory_only_leads_in(monkeypatch, asking, e
     case, group = case_of(mode="ddp", num_devices=2), object() if elsewhere else None
     asked = {"torch.cuda.memory_stats": lambda gpu: dict(stats) if gpu == 1 else {}}
     stand_in(monkeypatch, memory, asked)
-    monkeypatch.setattr(held_case, "longest", lambda own, *_: (max(*own, elsewhere),))
+    monkeypatch.setattr(held_case, "find_longest", lambda own, *_: (max(*own, elsewhere),))
     place = Place(rank=1, device=DEVICE, cores=(0,))
     shared = held_case.Shared(place=place, settings=None, clock=make_clock(DEVICE), prover=None)
     trainer.num_lead_in = 2
-    found = held_case.HeldCase(case, group, shared, trainer, None).measure("timed", 3)
+    found = held_case.PreparedCase(case, group, shared, trainer, None).measure("timed", 3)
     assert found.detail == {"device_allocs": told}
     assert len(taken) == 5 * blocks
 
@@ -325,10 +325,10 @@ def test_a_block_whose_steps_ask_for_memory_only_leads_in(monkeypatch, asking, e
 def gpu_bursts(monkeypatch, *, num_buckets, comm_ms, kernel_ms):
     """The bursts on a GPU whose compute (100 kernels) and communication share nothing."""
     gpu = FakeGpu(monkeypatch, launch_ms=0.03, comm_ms=comm_ms)
-    trainer = SimpleNamespace(local_step=lambda: [gpu.launch(kernel_ms) for _ in range(100)])
-    monkeypatch.setattr(calibration, "longest", lambda times_ms, *_: times_ms)
+    trainer = SimpleNamespace(step_locally=lambda: [gpu.launch(kernel_ms) for _ in range(100)])
+    monkeypatch.setattr(calibration, "find_longest", lambda times_ms, *_: times_ms)
     replay = BucketReplay([4096] * num_buckets, "none", None, DEVICE)
-    return *calibration._bursts(trainer, replay, make_clock(DEVICE)), gpu
+    return *calibration._measure_bursts(trainer, replay, make_clock(DEVICE)), gpu
 
 
 GPUS = [
@@ -343,7 +343,7 @@ GPUS = [
 @pytest.mark.parametrize("gpu", GPUS)
 def test_on_a_gpu_that_shares_nothing_no_side_slows_the_other_down(monkeypatch, gpu):
     detail, _, _ = gpu_bursts(monkeypatch, **gpu)
-    found = slowdowns(detail)
+    found = compute_slowdowns(detail)
     assert found.compute == pytest.approx(1.0, abs=1e-3)
     assert found.comm == pytest.approx(1.0, abs=1e-3)
 

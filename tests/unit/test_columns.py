@@ -5,7 +5,7 @@ from pathlib import Path
 from report_runs import case, dashed, measured, run
 
 from ddp_bench.bench.results.case_columns import FILES
-from ddp_bench.report.page import page
+from ddp_bench.report.page import make_page
 
 README = Path(__file__).parents[2] / "results" / "README.md"
 
@@ -40,7 +40,7 @@ def test_an_entry_is_all_that_a_metric_takes():
     files = (path for top in ("bench", "models", "report") for path in (root / top).rglob("*.py"))
     assert [path.name for path in files if name in path.read_text(encoding="utf-8")] == ["metrics.py"]
     share = 12.0
-    shown = page(run([case("single", 1, 100.0), case("ddp", 2, 150.0, **measured(**{name: share}))]))
+    shown = make_page(run([case("single", 1, 100.0), case("ddp", 2, 150.0, **measured(**{name: share}))]))
     (table,) = (table for fold in shown.folds for table in fold.tables if table.title == "Every column")
     place = [column.name for column in table.columns].index("Exposed share (%)")
     assert [row[place] for row in table.rows] == ["", dashed("12.0 (11.9--12.1)")]

@@ -6,8 +6,8 @@ import pytest
 from made import made_manifest
 
 from ddp_bench.bench.common.cli import TYPED_ENV, split_command
-from ddp_bench.bench.results.commands import again, rewrite, write_command
-from ddp_bench.bench.run.main import settings_of
+from ddp_bench.bench.results.commands import rewrite_command, write_command, write_repeat_command
+from ddp_bench.bench.run.main import parse_settings
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def typed_now(monkeypatch):
 )
 def test_what_is_not_changed_stays_as_it_was_typed(typed, changes, wanted):
     wanted = wanted or "ddp-bench gate --interleave bench.x --launches 9 -- --gpus 2"
-    assert rewrite(shlex.split(typed), **changes) == wanted
+    assert rewrite_command(shlex.split(typed), **changes) == wanted
 
 
 @pytest.mark.parametrize(
@@ -51,12 +51,14 @@ def test_what_is_not_changed_stays_as_it_was_typed(typed, changes, wanted):
 )
 def test_a_preset_that_says_what_is_left_out_is_written_out(preset, changes):
     """Oracle: the settings of the preset itself."""
-    words = shlex.split(rewrite(["ddp-bench", "run", "--preset", preset], **changes))
-    got, wanted = settings_of(words[2:]).stored(), settings_of(["--preset", preset]).stored()
+    words = shlex.split(rewrite_command(["ddp-bench", "run", "--preset", preset], **changes))
+    got, wanted = parse_settings(words[2:]).stored(), parse_settings(["--preset", preset]).stored()
     differ = {name for name in wanted if got[name] != wanted[name]}
     assert differ - {"preset", "caps_given"} == changes.keys() - {"preset"}
-    with_model = rewrite(["ddp-bench", "run", "--preset", preset, "--workload", "net:make"], **changes)
-    assert settings_of(shlex.split(with_model)[2:]).workload == "net:make"
+    with_model = rewrite_command(
+        ["ddp-bench", "run", "--preset", preset, "--workload", "net:make"], **changes
+    )
+    assert parse_settings(shlex.split(with_model)[2:]).workload == "net:make"
 
 
 def test_what_is_no_command_of_ours_is_written_from_the_settings():
@@ -67,7 +69,7 @@ def test_what_is_no_command_of_ours_is_written_from_the_settings():
         "ddp-bench run --config x.toml",
     ):
         manifest = made_manifest(command=typed, settings={"gpus": [2], "gradient_as_bucket_view": [True]})
-        assert again(manifest) == "ddp-bench run --gpus 2 --gradient-as-bucket-view on"
-    assert again(made_manifest()) == ""
+        assert write_repeat_command(manifest) == "ddp-bench run --gpus 2 --gradient-as-bucket-view on"
+    assert write_repeat_command(made_manifest()) == ""
     assert write_command(made_manifest(), "tune", gpus="2") == "ddp-bench tune --gpus 2"
     assert split_command(["bash", "-c", "true"]) == ([], ["bash", "-c", "true"])

@@ -13,7 +13,7 @@ from ddp_bench.bench.findings.communication import (
 )
 from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.findings.late_ranks import find_straggler
-from ddp_bench.bench.results.columns import BLOCKS, typed_frame
+from ddp_bench.bench.results.columns import BLOCKS, make_frame
 from ddp_bench.bench.stats.interval import Interval
 
 STEP = {"step_ms": 100.0, "exposed_comm_ms": 3.0, "buffers_ms": 1.0, "data_ms": 0.1, "rank_skew_ms": 2.0}
@@ -37,7 +37,7 @@ def blocks_of(*columns, rounds=40):
             for rank in range(row["num_devices"] if row["mode"] == "ddp" else 1):
                 noise = 0.05 * rng.standard_normal()
                 rows.append(block(row["case_id"], r, ms * pace + noise, phase=phase, rank=rank))
-    return typed_frame(rows, BLOCKS)
+    return make_frame(rows, BLOCKS)
 
 
 def found(*more, **how):

@@ -11,11 +11,11 @@ from report_runs import case
 from sample_runs import EVERY_SAMPLE, comparisons, rebuilt
 from test_aggregate import DRIFTING, IDS, PLAN, frames
 
-from ddp_bench.bench.results.aggregate import Outcome, case_rows
+from ddp_bench.bench.results.aggregate import CaseOutcome, make_case_rows
 from ddp_bench.bench.results.block_times import BlockTimes
 from ddp_bench.bench.results.case_columns import CASES
-from ddp_bench.bench.results.case_result import CaseResult, case_results
-from ddp_bench.bench.results.columns import COMPARISONS, typed_frame
+from ddp_bench.bench.results.case_result import CaseResult, read_case_results
+from ddp_bench.bench.results.columns import COMPARISONS, make_frame
 from ddp_bench.bench.results.comparisons import (
     EQUAL,
     FASTER,
@@ -24,14 +24,14 @@ from ddp_bench.bench.results.comparisons import (
     TOO_FEW,
     UNRESOLVED,
     Comparison,
-    compared,
-    of_table,
-    pairs_of,
+    compare_pairs,
+    list_pairs,
+    read_comparisons,
 )
 from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.store import load_run
-from ddp_bench.bench.stats.fit import Typical
+from ddp_bench.bench.stats.fit import FittedSteps
 from ddp_bench.bench.stats.interval import Interval
 
 NAN = math.nan
@@ -81,14 +81,14 @@ def test_the_margin_and_the_rounds_decide():
 
 def test_a_row_comes_back_from_the_table():
     made = [make(1.2, 1.3), make(0.97, 1.03, margin=0.01), make(NAN, NAN, num_rounds=3)]
-    table = typed_frame((one.row() for one in made), COMPARISONS)
+    table = make_frame((one.to_row() for one in made), COMPARISONS)
     assert table["answer"].tolist() == [one.answer for one in made] == [FASTER, UNRESOLVED, TOO_FEW]
     assert set(table["metric"]) == {METRIC}
-    again = of_table(table.to_dict("records"))
+    again = read_comparisons(table.to_dict("records"))
     assert again[:2] == made[:2]
     assert math.isnan(again[2].ratio.low)
     assert again[2].answer == TOO_FEW
-    assert list(made[0].row()) == [column.name for column in COMPARISONS]
+    assert list(made[0].to_row()) == [column.name for column in COMPARISONS]
 
 
 SINGLE, DP, DDP = case("single", 1), case("dp", 2), case("ddp", 2)
@@ -114,7 +114,9 @@ def test_which_cases_are_compared(cases, pairs):
     """Rows of a plan or of a table."""
     expected = [(first["case_id"], second["case_id"]) for first, second in pairs]
     assert (
-        pairs_of(map(CaseResult.of, cases)) == pairs_of(case_results(typed_frame(cases, CASES))) == expected
+        list_pairs(map(CaseResult.from_row, cases))
+        == list_pairs(read_case_results(make_frame(cases, CASES)))
+        == expected
     )
 
 
@@ -133,9 +135,9 @@ def test_rates_count_the_batch_of_each_and_the_rounds_of_the_one_with_fewer():
         (name, "timed"): {r: ms * math.exp(0.01 * rng.standard_normal()) for r in range(1, rounds)}
         for name, ms, rounds in (("a", 100.0, 21), ("b", 50.0, 11), ("c", 50.0, 21))
     }
-    typical = Typical(steps)
+    typical = FittedSteps(steps)
     pairs, units = [("a", "b"), ("gone", "b"), ("a", "c")], {"a": 64, "b": 16, "c": 16, "gone": 1}
-    one, other = compared(pairs, typical, units=units, margin=0.05)
+    one, other = compare_pairs(pairs, typical, units=units, margin=0.05)
     assert (one.case_id, one.reference_id, one.num_rounds) == ("a", "b", 10)
     assert one.ratio.estimate == pytest.approx(2, rel=0.02), "four times the batch in twice the time"
     assert one.ratio.low < one.ratio.estimate < one.ratio.high
@@ -172,13 +174,13 @@ def test_quotients_hang_together(path):
 def test_dp_stands_below_the_line_in_its_comparison():
     """As gathered in cases.csv: DP over DDP's default is the inverse of the answer that is printed."""
     _, blocks = frames(DRIFTING)
-    times = RoundTimes.of(blocks)
+    times = RoundTimes.from_frame(blocks)
     dp, ddp, cap = (IDS[key] for key in (("dp", 2, ""), ("ddp", 2, "default"), ("ddp", 2, "1")))
     batch = {p.case.case_id: p.case.global_batch for p in PLAN}
-    found = compared([(ddp, dp), (cap, ddp)], times.fitted(), units=batch, margin=0.05)
+    found = compare_pairs([(ddp, dp), (cap, ddp)], times.fit_steps(), units=batch, margin=0.05)
     measured = {IDS[key] for key in DRIFTING}
-    outcomes = [Outcome(p) for p in PLAN if p.case.case_id in measured]
-    rows = case_rows(outcomes, times, found).set_index("case_id")["vs_ddp_default"]
+    outcomes = [CaseOutcome(p) for p in PLAN if p.case.case_id in measured]
+    rows = make_case_rows(outcomes, times, found).set_index("case_id")["vs_ddp_default"]
     assert rows[dp] == pytest.approx(125 / 200)
     assert rows[ddp] == 1.0
     assert rows[cap] == pytest.approx(125 / 112.5, rel=1e-3)

@@ -13,17 +13,17 @@ from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.findings.answers import answer_questions
 from ddp_bench.bench.findings.settings import answer_compile
 from ddp_bench.bench.findings.verdicts import CAP, COMPILE, WRAPPER
-from ddp_bench.bench.findings.wording import ddp_call
-from ddp_bench.bench.gate.runs import checked
-from ddp_bench.bench.plan.resolve import as_options, resolve
+from ddp_bench.bench.findings.wording import write_ddp_call
+from ddp_bench.bench.gate.runs import check_run
+from ddp_bench.bench.plan.resolve import resolve, write_options
 from ddp_bench.bench.plan.settings import Settings
-from ddp_bench.bench.results.aggregate import Outcome, case_rows
+from ddp_bench.bench.results.aggregate import CaseOutcome, make_case_rows
 from ddp_bench.bench.results.case_columns import CASES
-from ddp_bench.bench.results.case_result import CaseResult, case_results
-from ddp_bench.bench.results.columns import BLOCKS, typed_frame
-from ddp_bench.bench.results.comparisons import Comparison, over_default, pairs_of
+from ddp_bench.bench.results.case_result import CaseResult, read_case_results
+from ddp_bench.bench.results.columns import BLOCKS, make_frame
+from ddp_bench.bench.results.comparisons import Comparison, compute_speedup_over_default, list_pairs
 from ddp_bench.bench.results.round_times import RoundTimes
-from ddp_bench.bench.run.schedule import fixed_phases
+from ddp_bench.bench.run.schedule import list_fixed_phases
 from ddp_bench.bench.stats.interval import Interval
 
 WAYS = ("ddp_optimizer", "no_optimization")
@@ -39,8 +39,8 @@ WAYS = ("ddp_optimizer", "no_optimization")
 )
 def test_eager_comes_first_on_is_the_default_mode_and_both_are_written_back(text, modes):
     assert resolve({"compile": text}).axes["compile"] == modes
-    assert as_options(Settings(axes={"compile": modes}), ()) == ["--compile", ",".join(modes)]
-    assert as_options(Settings(device="cpu", axes={"compile": ("off",)}), ["device"]) == []
+    assert write_options(Settings(axes={"compile": modes}), ()) == ["--compile", ",".join(modes)]
+    assert write_options(Settings(device="cpu", axes={"compile": ("off",)}), ["device"]) == []
     for mistake in ("on,default", "fast", "off,,on"):
         with pytest.raises(UsageError, match="--compile"):
             resolve({"compile": mistake})
@@ -87,7 +87,7 @@ def test_compiled_cases_have_the_passes_of_eager_ones():
     """The one that calibrates is the first."""
     settings = resolved(gpus=(2,), compile="off,on", optimize_ddp=WAYS, calibrate=True, rounds=1)
     phases = {
-        (p.case.compile, p.case.optimize_ddp): set(fixed_phases(p, round_index=1, settings=settings))
+        (p.case.compile, p.case.optimize_ddp): set(list_fixed_phases(p, round_index=1, settings=settings))
         for p in make(gpus=(2,), modes=("ddp",), compile="off,on", optimize_ddp=WAYS, bucket_cap_mb="default")
         if p.case.mode == "ddp"
     }
@@ -113,8 +113,10 @@ def measured_blocks():
 
 
 def test_speed_up_refers_to_single_compiled_alike():
-    blocks = typed_frame(measured_blocks(), BLOCKS)
-    rows = case_rows([Outcome(p, facts={"num_buckets": 1}) for p in PLAN], RoundTimes.of(blocks))
+    blocks = make_frame(measured_blocks(), BLOCKS)
+    rows = make_case_rows(
+        [CaseOutcome(p, facts={"num_buckets": 1}) for p in PLAN], RoundTimes.from_frame(blocks)
+    )
     speedup = {
         (row["compile"], row["num_devices"]): row["speedup"]
         for row in rows.to_dict("records")
@@ -123,8 +125,10 @@ def test_speed_up_refers_to_single_compiled_alike():
     assert speedup["off", 2] == pytest.approx(1.6)
     assert speedup["default", 2] == pytest.approx(2.0)
     assert rows.loc[rows["mode"] == "single", "speedup"].tolist() == pytest.approx([1.0, 1.0])
-    gate = checked(run(rows.to_dict("records"), timed_blocks=measured_blocks()))
-    gated = {(c.result.compile, c.result.text("bucket_cap_mb"), c.result.num_devices): c for c in gate.cases}
+    gate = check_run(run(rows.to_dict("records"), timed_blocks=measured_blocks()))
+    gated = {
+        (c.result.compile, c.result.get_text("bucket_cap_mb"), c.result.num_devices): c for c in gate.cases
+    }
     found = gated["default", "default", 2].rounds["speedup"]
     assert [found[r] for r in range(1, 8)] == pytest.approx([2.0] * 7)
     assert len({one.key for one in gate.cases}) == len(PLAN), "each case of a run has a key of its own"
@@ -142,7 +146,7 @@ SINGLE_C, DDP_C, WHOLE_C = (
     compiled("ddp", 2, 180.0, optimize_ddp="no_optimization", accumulate=1) | {"case_id": "whole"},
 )
 ROWS = [SINGLE, DP, DDP, CAP_25, SINGLE_C, DDP_C, WHOLE_C]
-RESULTS = [CaseResult.of(row) for row in ROWS]
+RESULTS = [CaseResult.from_row(row) for row in ROWS]
 
 
 def pair(first, second):
@@ -151,16 +155,16 @@ def pair(first, second):
 
 def test_modes_are_compared_within_themselves_and_then_by_their_defaults():
     within = [pair(DDP, DP), pair(CAP_25, DDP), pair(WHOLE_C, DDP_C)]
-    assert pairs_of(RESULTS) == [*within, pair(SINGLE_C, SINGLE), pair(DDP_C, DDP)]
-    assert pairs_of(case_results(typed_frame(ROWS, CASES))) == pairs_of(RESULTS)
+    assert list_pairs(RESULTS) == [*within, pair(SINGLE_C, SINGLE), pair(DDP_C, DDP)]
+    assert list_pairs(read_case_results(make_frame(ROWS, CASES))) == list_pairs(RESULTS)
 
 
 def test_only_cases_that_differ_in_torch_compile_alone_are_held_against_each_other():
     """Under star the default stands for a mode, and under a cap that was not measured eager nothing does."""
     capped = compiled("ddp", 2, 1.0, bucket_cap_mb="1")
-    assert pair(capped, DDP) not in pairs_of(map(CaseResult.of, [SINGLE, DDP, capped]))
+    assert pair(capped, DDP) not in list_pairs(map(CaseResult.from_row, [SINGLE, DDP, capped]))
     shared = [case("ddp", 4, 1.0, oversubscribed=True), compiled("ddp", 4, 1.0, oversubscribed=True)]
-    assert pairs_of(map(CaseResult.of, [SINGLE, DDP, SINGLE_C, DDP_C, *shared])) == [
+    assert list_pairs(map(CaseResult.from_row, [SINGLE, DDP, SINGLE_C, DDP_C, *shared])) == [
         pair(SINGLE_C, SINGLE),
         pair(DDP_C, DDP),
     ]
@@ -180,7 +184,7 @@ COMPARISONS = [
 
 
 def test_the_ratio_to_ddps_default_stays_within_a_mode():
-    found = over_default(COMPARISONS, RESULTS)
+    found = compute_speedup_over_default(COMPARISONS, RESULTS)
     assert found[DDP_C["case_id"]].estimate == found[DDP["case_id"]].estimate == 1.0
     assert found["whole"].low == 1.08
     assert SINGLE["case_id"] not in found
@@ -211,7 +215,7 @@ def test_every_mode_has_the_answers_of_a_run_of_its_own():
 
 
 def test_optimize_ddp_is_no_argument_of_ddp():
-    assert ddp_call({"optimize_ddp": "no_optimization", "bucket_cap_mb": "25"}) == (
+    assert write_ddp_call({"optimize_ddp": "no_optimization", "bucket_cap_mb": "25"}) == (
         'torch._dynamo.config.optimize_ddp = "no_optimization"; model = DDP(model, bucket_cap_mb=25)'
     )
 
@@ -220,4 +224,4 @@ def test_a_comparison_whose_case_failed_is_about_no_compiler():
     """Its reference ran some rounds, so the comparison is there, and then the case is gone."""
     ok = case("ddp", 2, 100.0)
     one = Comparison(str(ok["case_id"]), "failed-since", Interval(1.2, 1.1, 1.3), 0.05, 10)
-    assert answer_compile([CaseResult.of(ok)], [one]) == []
+    assert answer_compile([CaseResult.from_row(ok)], [one]) == []

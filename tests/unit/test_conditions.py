@@ -13,8 +13,8 @@ from made import made_manifest
 from packaging.version import Version
 
 from ddp_bench.bench.common.errors import UsageError
-from ddp_bench.bench.machine.conditions import UNKNOWN, Question, differences, needed
-from ddp_bench.bench.machine.host import environment, machine
+from ddp_bench.bench.machine.conditions import UNKNOWN, Question, find_differences, select_required
+from ddp_bench.bench.machine.host import describe_machine, select_environment
 from ddp_bench.bench.machine.manifest import Cgroup, RankPlace
 from ddp_bench.bench.run.begin import check_alike
 from ddp_bench.bench.worker import stores as module
@@ -103,7 +103,7 @@ SAME = made_manifest(**RUN)
 def test_a_change_blocks_whom_it_should(path, question):
     value, blocks, told = TABLE[path]
     for pair in ((SAME, changed(path, value)), (changed(path, value), SAME)):
-        found = differences(*pair, question)
+        found = find_differences(*pair, question)
         assert any(d.blocking for d in found) == (question in blocks)
         assert any(not d.blocking for d in found) == (question in told)
 
@@ -112,19 +112,19 @@ def test_a_change_blocks_whom_it_should(path, question):
 @pytest.mark.parametrize("question", [RESUME, GATE])
 def test_what_is_needed_and_unknown_blocks_even_its_like(missing, question):
     run = made_manifest(**RUN | {missing: {}})
-    assert any(d.blocking and UNKNOWN in (d.then, d.now) for d in differences(run, run, question))
-    assert needed(changed("environment.gpus.0.name", None), GATE)["GPUs"] == UNKNOWN
+    assert any(d.blocking and UNKNOWN in (d.then, d.now) for d in find_differences(run, run, question))
+    assert select_required(changed("environment.gpus.0.name", None), GATE)["GPUs"] == UNKNOWN
 
 
 @pytest.mark.parametrize("question", Question)
 def test_what_is_no_difference(question):
     """Equal runs, the order of GPUs, and what is unknown and not needed."""
-    assert differences(SAME, made_manifest(**RUN), question) == []
+    assert find_differences(SAME, made_manifest(**RUN), question) == []
     mixed, turned = (changed(f"environment.gpus.{place}.name", "B") for place in (0, 1))
-    assert differences(mixed, turned, GATE) == []
+    assert find_differences(mixed, turned, GATE) == []
     told = {name: fact for name, fact in RUN["environment"].items() if name not in KERNEL}
     unknown = changed("environment", told)
-    assert differences(unknown, SAME, GATE) == differences(SAME, unknown, GATE) == []
+    assert find_differences(unknown, SAME, GATE) == find_differences(SAME, unknown, GATE) == []
 
 
 BOUND = [{"rank": rank, "bound_cores": cores} for rank, cores in enumerate(("0-31", "0-31", "32-63", ""))]
@@ -142,7 +142,7 @@ BOUND = [{"rank": rank, "bound_cores": cores} for rank, cores in enumerate(("0-3
     ],
 )  # fmt: skip
 def test_a_difference_is_named_with_both_values(path, then, now, told):
-    (found,) = differences(changed(path, then), changed(path, now), GATE)
+    (found,) = find_differences(changed(path, then), changed(path, now), GATE)
     assert (found.name, found.then, found.now, found.blocking) == told
 
 
@@ -158,7 +158,7 @@ def test_the_kernels_settings_and_limits_are_read(tmp_path):
         "sys/fs/cgroup/cpuset.cpus.effective": "0-63",
         "sys/fs/cgroup/pod/job/cpuset.cpus.effective": "0-3,8",
     }
-    found = machine("here", write(tmp_path, tree))
+    found = describe_machine("here", write(tmp_path, tree))
     assert (found.governors, found.huge_pages) == (("performance", "schedutil"), "never")
     assert found.cgroup == Cgroup(cpu_quota_cores=1.5, memory_limit_gib=3.0, cpuset="0-3,8")
 
@@ -172,15 +172,15 @@ def test_a_container_under_cgroup_v1(tmp_path):
         "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
         "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
     }
-    found = machine("here", write(tmp_path, tree)).cgroup
+    found = describe_machine("here", write(tmp_path, tree)).cgroup
     assert found == Cgroup(cpu_quota_cores=0.5, memory_limit_gib="unlimited", cpuset="2-3")
 
 
 def test_no_limit_is_not_unknown(tmp_path):
-    nothing = machine("here", tmp_path)
+    nothing = describe_machine("here", tmp_path)
     assert (nothing.governors, nothing.huge_pages, nothing.cgroup) == (None, None, Cgroup())
     tree = {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "what?"}
-    found = machine("here", write(tmp_path, tree)).cgroup
+    found = describe_machine("here", write(tmp_path, tree)).cgroup
     assert (found.cpu_quota_cores, found.memory_limit_gib) == ("unlimited", "unlimited")
 
 
@@ -203,7 +203,7 @@ def test_no_limit_is_not_unknown(tmp_path):
 )
 def test_a_credential_is_never_recorded_and_what_changes_speed_is(name, value, hidden, monkeypatch):
     monkeypatch.setenv(name, value)
-    assert environment()[name] == ("(hidden)" if hidden else value)
+    assert select_environment()[name] == ("(hidden)" if hidden else value)
 
 
 def test_variables_that_change_speed_are_recorded_and_no_others(monkeypatch):
@@ -212,7 +212,7 @@ def test_variables_that_change_speed_are_recorded_and_no_others(monkeypatch):
     for name in (*speed, "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("BENCH_STARTED_S", "12.5")
-    found = environment()
+    found = select_environment()
     assert speed <= set(found)
     assert "AWS_SECRET_ACCESS_KEY" not in found
     assert not [name for name in found if name.startswith("BENCH_")], "the suite's own are no conditions"
@@ -220,7 +220,7 @@ def test_variables_that_change_speed_are_recorded_and_no_others(monkeypatch):
 
 NCCL_SAID = """
 from ddp_bench.bench.machine import host as machine
-print(machine.nccl_backend(), machine.registered_backend("nccl-lazy") is not None)
+print(machine.get_nccl_backend(), machine.find_backend("nccl-lazy") is not None)
 """
 
 
@@ -247,7 +247,7 @@ def host(name, *, torch="2.15.0", seed=0):
         git={"commit": "abc", "dirty": False},
         settings={"seed": seed, "batch_size": 64},
     )
-    conditions = needed(told, Question.HOSTS)
+    conditions = select_required(told, Question.HOSTS)
     return Begun(place=PLACE, machine=told.environment, conditions=conditions)
 
 
@@ -269,4 +269,4 @@ def test_ranks_that_cannot_meet_for_no_reason_given_are_told_so(monkeypatch):
 
     monkeypatch.setattr(module, "rendezvous", fails)
     with pytest.raises(UsageError, match=r"cannot meet at .*: RuntimeError"):
-        module.joined_store()
+        module.join_store()

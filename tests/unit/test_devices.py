@@ -15,14 +15,20 @@ from stand_ins import stand_in
 from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.machine.launch import Launch
 from ddp_bench.bench.machine.manifest import Gpu, GpuPair, Model
-from ddp_bench.bench.modes import Place, base, devices_of
-from ddp_bench.bench.modes.base import gpus_of
-from ddp_bench.bench.plan.resolve import GpuKind, resolve, with_device_defaults
+from ddp_bench.bench.modes import Place, base, list_devices
+from ddp_bench.bench.modes.base import list_gpus
+from ddp_bench.bench.plan.resolve import GpuKind, fill_device_defaults, resolve
 from ddp_bench.bench.plan.settings import Settings
-from ddp_bench.bench.plan.sweep import SHARING, Machine, expand
-from ddp_bench.bench.run.begin import as_seen, job_of
+from ddp_bench.bench.plan.sweep import SHARING, Machine, expand_cases
+from ddp_bench.bench.run.begin import add_visible_gpus, make_job
 from ddp_bench.bench.worker import devices, messages
-from ddp_bench.bench.worker.devices import gpu_of, is_narrowed, near_cores, seen_gpus, this_machine
+from ddp_bench.bench.worker.devices import (
+    choose_gpu,
+    describe_this_machine,
+    is_narrowed,
+    list_seen_gpus,
+    read_near_cores,
+)
 from ddp_bench.bench.worker.facts import Devices, Inspected, SeenGpus
 
 
@@ -36,14 +42,16 @@ def launched(*seen, per_node=None):
     per_node = per_node or len(seen)
     ranks = [saw(f"host{r // per_node}", r % per_node, *gpus) for r, gpus in enumerate(seen)]
     hosts = tuple(one.host for one in ranks)
-    return as_seen(Machine(device_type="cuda", devices_per_node=len(seen[0]), rank_hosts=hosts), ranks)
+    return add_visible_gpus(
+        Machine(device_type="cuda", devices_per_node=len(seen[0]), rank_hosts=hosts), ranks
+    )
 
 
 def placed(machine, counts, **asked):
     """Of every case beside `single`, whether it shares devices, and why it is skipped."""
-    settings = Settings.of_stored({"gpus": list(counts), "bucket_cap_mb": ["default"], **asked})
-    whole = with_device_defaults(settings, device_type="cuda", num_local_devices=machine.devices_per_node)
-    plan = expand(whole, machine, arch="resnet50", image_size=224)
+    settings = Settings.from_stored({"gpus": list(counts), "bucket_cap_mb": ["default"], **asked})
+    whole = fill_device_defaults(settings, device_type="cuda", num_local_devices=machine.devices_per_node)
+    plan = expand_cases(whole, machine, arch="resnet50", image_size=224)
     return [(p.oversubscribed, p.skip_reason) for p in plan[1:]]
 
 
@@ -100,8 +108,8 @@ def test_ranks_and_replicas_share_gpus_where_that_is_asked_for():
 )
 def test_what_lets_nccl_share_a_gpu(nccl, gpus, ranks, wanted, monkeypatch):
     stand_in(monkeypatch, devices, {"torch.cuda.nccl.version": lambda: nccl})
-    monkeypatch.setattr(devices, "num_gpus", lambda: gpus)
-    assert devices.sharing_variables(1, ranks) == wanted
+    monkeypatch.setattr(devices, "count_gpus", lambda: gpus)
+    assert devices.make_sharing_variables(1, ranks) == wanted
 
 
 KIND = GpuKind(capability=(9, 0), memory_gib=80.0)
@@ -112,9 +120,9 @@ def backends(nccl, has=(), **asked):
     look = messages.Look(device="auto")
     told = Devices(cores=(0, 1), gpus=saw("here", 0, "a", "b"), kind=KIND, nccl=nccl, nccl_backends=has)
     line = messages.encode(messages.Report(value=told))
-    found = look.reply_in(messages.decode(line, messages.AnyAnswer))
+    found = look.read_reply(messages.decode(line, messages.AnyAnswer))
     asked = resolve({"arch": "resnet20", "gpus": "2", "modes": "ddp", **asked})
-    return {p.case.backend for p in job_of(asked, [found], inspect).plan if p.case.communicates}
+    return {p.case.backend for p in make_job(asked, [found], inspect).plan if p.case.communicates}
 
 
 def test_a_version_of_nccl_may_end_in_a_word_and_torch_may_be_built_without(monkeypatch):
@@ -130,7 +138,7 @@ def test_a_version_of_nccl_may_end_in_a_word_and_torch_may_be_built_without(monk
             backends((), has=(name,), backend=name)
     without = SimpleNamespace(cuda=SimpleNamespace(nccl=SimpleNamespace()))
     monkeypatch.setattr(devices, "torch", without)
-    assert devices.nccl_version() == ()
+    assert devices.read_nccl_version() == ()
 
 
 def inspect(settings):
@@ -151,8 +159,8 @@ def test_an_old_nccl_shares_only_where_there_is_one_gpu():
     two = Devices(cores=(0, 1), gpus=saw("here", 0, "a", "b"), kind=KIND, nccl=(2, 28, 9))
     asked = resolve({"arch": "resnet20", "gpus": "4", "share_gpus": "on"})
     with pytest.raises(UsageError, match=r"NCCL 2\.28\.9 .* CUDA_VISIBLE_DEVICES=0"):
-        job_of(asked, [two], inspect)
-    plan = job_of(asked, [replace(two, nccl=(2, 30, 7))], inspect).plan
+        make_job(asked, [two], inspect)
+    plan = make_job(asked, [replace(two, nccl=(2, 30, 7))], inspect).plan
     assert {p.skip_reason for p in plan if p.case.mode == "dp"} == {None}
 
 
@@ -167,8 +175,8 @@ def test_a_rank_trains_on_its_device_and_in_dp_on_all_in_turn(mode, device, num_
     stand_in(monkeypatch, base, {"torch.cuda.device_count": lambda: num_gpus})
     place = Place(rank=0, device=torch.device(device), cores=(0,))
     case = case_of(mode=mode, num_devices=3, device_type="cuda")
-    assert [one.index for one in devices_of(case, place)] == indices
-    assert gpus_of(case, place) == sorted({*indices} - {None}), "each counts once"
+    assert [one.index for one in list_devices(case, place)] == indices
+    assert list_gpus(case, place) == sorted({*indices} - {None}), "each counts once"
 
 
 def test_ranks_that_see_several_gpus_take_them_in_turn():
@@ -199,8 +207,8 @@ def two_gpus(monkeypatch):
 @pytest.mark.usefixtures("two_gpus")
 def test_the_gpu_that_a_rank_takes_is_the_one_it_says():
     for local_rank in range(4):
-        index = gpu_of(local_rank).index
-        assert seen_gpus(local_rank).own == f"GPU-{gpu(index).uuid}" == f"GPU-{local_rank % 2:036d}"
+        index = choose_gpu(local_rank).index
+        assert list_seen_gpus(local_rank).own == f"GPU-{gpu(index).uuid}" == f"GPU-{local_rank % 2:036d}"
 
 
 def test_a_host_lists_what_its_ranks_see_once_each(monkeypatch):
@@ -209,20 +217,22 @@ def test_a_host_lists_what_its_ranks_see_once_each(monkeypatch):
         return [GpuPair(first=0, second=1, peer_access=False)]
 
     asked = []
-    monkeypatch.setattr(devices, "pairs", pairs)
-    monkeypatch.setattr(devices, "host_name", lambda: "here")
-    found = this_machine([saw("here", 0, "b"), saw("here", 1, "a", "b")])
+    monkeypatch.setattr(devices, "describe_pairs", pairs)
+    monkeypatch.setattr(devices, "get_host_name", lambda: "here")
+    found = describe_this_machine([saw("here", 0, "b"), saw("here", 1, "a", "b")])
     assert [one.uuid for one in found.gpus or ()] == ["b", "a"]
     assert asked == [["b", "a"]]
     assert found.gpu_pairs == (GpuPair(first=0, second=1, peer_access=False),)
-    assert this_machine(()).gpus == ()
+    assert describe_this_machine(()).gpus == ()
 
 
 @pytest.mark.parametrize(("sees", "num_gpus"), [(("a", "b"), 2), (("a", "a"), 1)])
 def test_what_launched_ranks_see_decides_the_plan(sees, num_gpus):
     """Each sees one GPU, of its own or the same."""
     both = [Devices(cores=(0, 1), gpus=saw("here", rank, uuid), kind=KIND) for rank, uuid in enumerate(sees)]
-    plan = job_of(resolve({"arch": "resnet20", "bucket_cap_mb": "default"}), both, inspect, torchrun(2)).plan
+    plan = make_job(
+        resolve({"arch": "resnet20", "bucket_cap_mb": "default"}), both, inspect, torchrun(2)
+    ).plan
     whole = [p for p in plan if not (p.oversubscribed or p.skip_reason)]
     assert [p.case.num_devices for p in whole if p.case.mode == "ddp"] == [1, 2][:num_gpus]
     assert max(p.case.num_devices for p in plan) == num_gpus, "the default counts are those of the host"
@@ -238,7 +248,7 @@ def on_core(rank, *cores, host="here", boot_id="1", local_rank=None, physical=No
 def ddp_cases(ranks, **asked):
     """Devices, hosts and whether it shares devices, of every DDP case that runs; else why not."""
     asked = {"arch": "resnet20", "bucket_cap_mb": "default", "modes": "ddp", "device": "cpu", **asked}
-    plan = job_of(resolve(asked), ranks, inspect, Launch(0, len(ranks), 0, 4, 29500)).plan
+    plan = make_job(resolve(asked), ranks, inspect, Launch(0, len(ranks), 0, 4, 29500)).plan
     return [
         p.skip_reason or (p.case.num_devices, p.num_nodes, p.oversubscribed)
         for p in plan
@@ -282,14 +292,14 @@ def test_two_hosts_of_one_name_are_refused():
 def test_ranks_take_a_physical_core_each_before_two_share_one(tmp_path, capsys):
     siblings = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
     root = write(tmp_path, {siblings.format(core): f"{core % 2},{core % 2 + 2}" for core in range(4)})
-    assert devices.device_cores((0, 1, 2, 3), root) == {0: 0, 1: 1, 2: 0, 3: 1}
-    assert [*devices.device_cores((1, 2, 3), root)] == [1, 2, 3]
-    assert devices.device_cores((1, 3), root) == {1: 1, 3: 1}
-    assert devices.device_cores((5, 4), root) == {4: 4, 5: 5}, "the kernel does not say"
+    assert devices.list_device_cores((0, 1, 2, 3), root) == {0: 0, 1: 1, 2: 0, 3: 1}
+    assert [*devices.list_device_cores((1, 2, 3), root)] == [1, 2, 3]
+    assert devices.list_device_cores((1, 3), root) == {1: 1, 3: 1}
+    assert devices.list_device_cores((5, 4), root) == {4: 4, 5: 5}, "the kernel does not say"
     asked = resolve({"arch": "resnet20", "gpus": "1,2,4", "device": "cpu", "modes": "ddp"})
-    job_of(asked, [on_core(0, 0, 1, 2, 3, physical=(0, 1, 0, 1))], inspect)
+    make_job(asked, [on_core(0, 0, 1, 2, 3, physical=(0, 1, 0, 1))], inspect)
     assert "from 4 devices on some are two hardware threads of one physical core" in capsys.readouterr().err
-    job_of(asked, [on_core(0, 0, 1, 2, 3)], inspect)
+    make_job(asked, [on_core(0, 0, 1, 2, 3)], inspect)
     assert not capsys.readouterr().err
 
 
@@ -297,8 +307,8 @@ def test_ranks_take_a_physical_core_each_before_two_share_one(tmp_path, capsys):
 def test_the_cores_next_to_a_gpu(tmp_path):
     slots = "sys/bus/pci/devices"
     root = write(tmp_path, {f"{slots}/0000:a1:00.0/local_cpulist": "16-31,48-63"})
-    assert near_cores(torch.device("cuda", 1), root) == {*range(16, 32), *range(48, 64)}
-    assert near_cores(torch.device("cuda", 0), root) == frozenset()
+    assert read_near_cores(torch.device("cuda", 1), root) == {*range(16, 32), *range(48, 64)}
+    assert read_near_cores(torch.device("cuda", 0), root) == frozenset()
 
 
 def test_cores_are_narrowed_where_one_that_is_online_is_not_allowed(tmp_path):
@@ -322,5 +332,5 @@ def test_cores_are_narrowed_where_one_that_is_online_is_not_allowed(tmp_path):
     ],
 )
 def test_ddp_on_one_gpu_alone_is_calibrated_by_itself(device, num_devices, asked, calibrates):
-    whole = with_device_defaults(resolve(asked), device_type=device, num_local_devices=num_devices)
+    whole = fill_device_defaults(resolve(asked), device_type=device, num_local_devices=num_devices)
     assert whole.calibrate is calibrates

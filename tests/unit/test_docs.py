@@ -14,7 +14,7 @@ from real_ranks import make_prover
 
 from ddp_bench.bench.measure.timed import Trainer
 from ddp_bench.bench.modes import Place, build_mode
-from ddp_bench.bench.run.main import parser
+from ddp_bench.bench.run.main import make_parser
 from ddp_bench.models.data import open_source
 from ddp_bench.models.profile import profile_workload
 from ddp_bench.models.registry import load_workload
@@ -40,7 +40,7 @@ def workload(tmp_path, monkeypatch):
     run, gate = map(shlex.split, commands.splitlines())
     assert run[:2] == ["ddp-bench", "run"]
     assert gate[:5] == ["ddp-bench", "gate", "--interleave", "main", "--"]
-    measured = [parser().parse_args(arguments).workload for arguments in (run[2:], gate[5:])]
+    measured = [make_parser().parse_args(arguments).workload for arguments in (run[2:], gate[5:])]
     assert measured[0] == measured[1]
     return load_workload(measured[0], 32)
 

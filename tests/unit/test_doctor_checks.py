@@ -18,7 +18,7 @@ from doctor_machines import (
 )
 
 from ddp_bench.bench.doctor import main
-from ddp_bench.bench.doctor.gpu import span
+from ddp_bench.bench.doctor.gpu import format_range
 from ddp_bench.bench.doctor.resources import check_shared_memory
 from ddp_bench.bench.machine import host as machine
 
@@ -102,11 +102,11 @@ def test_nothing_of_nvml_is_set_and_every_name_is_known_to_it(tmp_path, monkeypa
 
 
 def test_lists_and_ranges_of_cores_and_spans():
-    assert machine.cores_in("0-3,8") == {0, 1, 2, 3, 8}
-    assert machine.cores_in("") == frozenset()
-    assert machine.cores_in("all") is None
-    assert (machine.ranges([0, 1, 2, 3, 6]), machine.ranges([5])) == ("0-3,6", "5")
-    assert (span([41.2, 40.6]), span([40, 47]), span([])) == ("41", "40-47", "?")
+    assert machine.parse_cores("0-3,8") == {0, 1, 2, 3, 8}
+    assert machine.parse_cores("") == frozenset()
+    assert machine.parse_cores("all") is None
+    assert (machine.format_ranges([0, 1, 2, 3, 6]), machine.format_ranges([5])) == ("0-3,6", "5")
+    assert (format_range([41.2, 40.6]), format_range([40, 47]), format_range([])) == ("41", "40-47", "?")
 
 
 @pytest.mark.parametrize(("mode", "status"), [(0, "ok"), (2, "bad"), (3, "caution")])

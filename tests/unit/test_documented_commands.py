@@ -20,7 +20,7 @@ from test_watch_gpu import on_gpus
 from test_watch_reader import training, watched_run
 from tried_commands import check_names, put_run, stop_at_processes, tried
 
-from ddp_bench.__main__ import main_of
+from ddp_bench.__main__ import load_main
 
 OTHER_TOOLS = {
     r"(python -m )?pip ": "installs: .ci/run runs the README's two",
@@ -70,7 +70,7 @@ def helps():
                 Patch.context() as m,
             ):
                 m.setenv("COLUMNS", "10000")
-                main_of(name)([option])
+                load_main(name)([option])
             found += in_help(name, said.getvalue())
     return list(dict.fromkeys(found))
 
@@ -112,9 +112,9 @@ def project(tmp_path_factory):
         for red in range(64):
             Image.new("RGB", (8, 8), (red, 0, 0)).save(folder / "imagenet/train" / kind / f"{red}.png")
     (folder / "results/baselines").mkdir()
-    main_of("export")([str(folder / "MINE"), "--format", "zip", "--out", str(folder / "THEIRS.zip")])
+    load_main("export")([str(folder / "MINE"), "--format", "zip", "--out", str(folder / "THEIRS.zip")])
     with contextlib.redirect_stdout((folder / "p.json").open("w")) as file, file:
-        main_of("predict")([str(folder / "RUN"), "--gpus", "8", "--network", "ib-400g", "--json"])
+        load_main("predict")([str(folder / "RUN"), "--gpus", "8", "--network", "ib-400g", "--json"])
     (folder / "LOG").write_text(json.dumps({"results": [{"size": 8, "in_place": {"bus_bw": 1.5}}]}))
     return folder
 

@@ -12,12 +12,12 @@ from report_runs import case
 from ddp_bench.bench.export.main import main as export
 from ddp_bench.bench.findings.verdicts import PUBLISHED, RESOLVED
 from ddp_bench.bench.page import terminal
-from ddp_bench.bench.page.render import html
-from ddp_bench.bench.results.published import ROWS, gpu_model, published_scalings, scalings_of
+from ddp_bench.bench.page.render import render_html
+from ddp_bench.bench.results.published import ROWS, list_scalings, name_gpu_model, read_published
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.models.registry import ARCHS
 from ddp_bench.report.main import main as report
-from ddp_bench.report.page import page
+from ddp_bench.report.page import make_page
 
 H200, CALIBRATED = (ROOT / "results" / "samples" / name for name in ("h200.zip", "h200-calibrated"))
 RTX_3090 = {"device_name": "NVIDIA GeForce RTX 3090", "precision": "bf16", "batch_per_device": 448}
@@ -45,9 +45,9 @@ def test_it_names_both_efficiencies_and_the_source_on_terminal_and_page(capsys):
         "DDP reaches an efficiency of 92% (91-93) on 2 \N{MULTIPLICATION SIGN} RTX 3090, "
         "below what is published: 97% (Lambda, ResNet-50, fp16)."
     )
-    made = page(made_run([SINGLE, RTX], manifest={"settings": {"margin": 0.01}}))
-    terminal.show(made, piped_width=200)
-    for shown in (capsys.readouterr().out, html(made)):
+    made = make_page(made_run([SINGLE, RTX], manifest={"settings": {"margin": 0.01}}))
+    terminal.print_page(made, piped_width=200)
+    for shown in (capsys.readouterr().out, render_html(made)):
         assert verdict.sentence in re.sub(r"\s+", " ", shown).replace("\N{WORD JOINER}", "")
 
 
@@ -116,7 +116,7 @@ def test_nothing_is_said_where_nothing_fits(other):
 def test_nothing_is_said_of_a_users_own_model():
     assert said(RTX, workload="net:make") == []
     made = made_run([SINGLE, RTX], manifest={"watched": {}})
-    assert scalings_of(made) == []
+    assert list_scalings(made) == []
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_nothing_is_said_of_a_users_own_model():
     ],
 )
 def test_the_model_of_a_gpu_in_its_drivers_name(name, model):
-    assert gpu_model(name) == model
+    assert name_gpu_model(name) == model
 
 
 def test_every_row_can_be_compared_and_has_its_source_in_the_documentation():
@@ -149,7 +149,7 @@ def test_every_row_can_be_compared_and_has_its_source_in_the_documentation():
     )
     assert all(f"`{name}`" in readme for name in rows[0])
     assert {row["model"] for row in rows} - {*ARCHS} == {"bert-base"}
-    assert all(0.8 < one.efficiency.estimate < 1.01 for one in published_scalings())
+    assert all(0.8 < one.efficiency.estimate < 1.01 for one in read_published())
     assert (ROOT / "results" / "published.csv").samefile(ROWS)
 
 
@@ -157,7 +157,7 @@ def test_every_row_can_be_compared_and_has_its_source_in_the_documentation():
 def test_no_sample_is_like_a_published_row(path):
     """The H200 of the samples was measured alone, and Lambda's are eight."""
     run = load_run(path)
-    assert not any(one.compares_with(two) for one in scalings_of(run) for two in run.published)
+    assert not any(one.can_compare(two) for one in list_scalings(run) for two in run.published)
 
 
 def test_a_run_is_compared_with_an_archive(tmp_path, capsys):

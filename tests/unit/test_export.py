@@ -12,7 +12,7 @@ from sample_runs import EVERY_SAMPLE, sample
 
 from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.export import main as command
-from ddp_bench.bench.export.pytest_benchmark import pytest_benchmark
+from ddp_bench.bench.export.pytest_benchmark import write_pytest_benchmark
 from ddp_bench.bench.findings.wording import CPU_STAND_IN
 
 CALIBRATED = ROOT / "results" / "samples" / "predictions" / "resnet18-2hosts" / "1gbit"
@@ -45,7 +45,7 @@ def made():
 
 
 def exported(found):
-    return json.loads(pytest_benchmark(found))
+    return json.loads(write_pytest_benchmark(found))
 
 
 @pytest.mark.parametrize("path", EVERY_SAMPLE)
@@ -73,21 +73,21 @@ def test_a_case_has_every_round_of_the_slowest_rank_and_its_throughput():
 
 
 def test_no_machine_or_folder_of_the_user_is_named():
-    text = pytest_benchmark(made())
+    text = write_pytest_benchmark(made())
     assert HOST not in text
     assert "someone" not in text
     assert exported(made())["benchmarks"][1]["extra_info"]["data"] == "folder"
 
 
 def test_a_case_that_was_not_measured_stays_out():
-    assert "ddp-n4" not in pytest_benchmark(made())
+    assert "ddp-n4" not in write_pytest_benchmark(made())
     with pytest.raises(UsageError, match="no measured case"):
-        pytest_benchmark(run([case("ddp", 2, None, status="failed")]))
+        write_pytest_benchmark(run([case("ddp", 2, None, status="failed")]))
 
 
 def test_manifests_may_lack_anything():
     for manifest in ({}, {"hosts": {"h": {}}}, {"environment": {"gpus": [{}]}}, {"created_utc": "then"}):
-        assert "ddp-n2" in pytest_benchmark(run(usual_cases(), manifest))
+        assert "ddp-n2" in write_pytest_benchmark(run(usual_cases(), manifest))
 
 
 @pytest.mark.parametrize("num_rounds", [1, 2, 3, 4, 5, 6, 7, 8, 41])
@@ -115,7 +115,7 @@ def test_pytest_benchmark_draws_and_compares_runs(tmp_path):
         return done.stdout + done.stderr
 
     for name in ("before.json", "after.json"):
-        (tmp_path / name).write_text(pytest_benchmark(made()))
+        (tmp_path / name).write_text(write_pytest_benchmark(made()))
     drawn = at("-m", "pytest_benchmark", "compare", "before.json", "after.json", "--columns=median,rounds")
     assert "time in ms" in drawn
     rows = [line.split() for line in drawn.splitlines() if line.startswith("resnet50 ddp-n2-x-1, 2 GPUs")]

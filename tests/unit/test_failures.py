@@ -14,14 +14,21 @@ from ddp_bench.bench.measure.faults import classify_error
 from ddp_bench.bench.measure.timed import NonFiniteLossError
 from ddp_bench.bench.modes import Unsupported
 from ddp_bench.bench.modes.base import UnusedParametersError
-from ddp_bench.bench.plan.resolve import with_device_defaults
+from ddp_bench.bench.plan.resolve import fill_device_defaults
 from ddp_bench.bench.plan.settings import Settings
 from ddp_bench.bench.results.block_times import Fault
 from ddp_bench.bench.results.journal import Curve, Settled, State, UnderWay
 from ddp_bench.bench.run import failures
-from ddp_bench.bench.run.failures import LEAST_S, LEAST_STEPS, PATIENCE, Failure, block_s, preparing_s
+from ddp_bench.bench.run.failures import (
+    MIN_BLOCK_STEPS,
+    MIN_BLOCK_TIMEOUT_S,
+    TIMEOUT_FACTOR,
+    Failure,
+    compute_block_limit_s,
+    compute_preparing_limit_s,
+)
 from ddp_bench.bench.worker.messages import Report
-from ddp_bench.bench.worker.rank import answer_to
+from ddp_bench.bench.worker.rank import make_report
 
 KILL, SEGV = -signal.SIGKILL, -signal.SIGSEGV
 
@@ -41,14 +48,14 @@ KILL, SEGV = -signal.SIGKILL, -signal.SIGSEGV
     ],
 )
 def test_the_cause_of_a_failure(codes, oom, status, words):
-    found = failures.failure_of(codes, what="round 3 (timed)", out_of_memory=oom)
+    found = failures.describe_exit(codes, what="round 3 (timed)", out_of_memory=oom)
     assert found.status == status
     assert words in found.reason
 
 
 def test_a_crash_under_torchs_debug_level_says_what_to_unset(monkeypatch):
     def reason(code):
-        return failures.failure_of({1: code}, what="its preparation", out_of_memory=False).reason
+        return failures.describe_exit({1: code}, what="its preparation", out_of_memory=False).reason
 
     monkeypatch.delenv("TORCH_DISTRIBUTED_DEBUG", raising=False)
     assert "unset" not in reason(SEGV)
@@ -59,8 +66,8 @@ def test_a_crash_under_torchs_debug_level_says_what_to_unset(monkeypatch):
 
 def test_how_ranks_ended_is_kept_and_the_cause_told_apart():
     codes = {0: None, 1: None, 2: SEGV, 5: 3}
-    found = failures.failure_of(codes, what="round 3 (timed)", out_of_memory=False)
-    assert failures.written("now  ddp-n6: failed", found) == (
+    found = failures.describe_exit(codes, what="round 3 (timed)", out_of_memory=False)
+    assert failures.format_failure("now  ddp-n6: failed", found) == (
         "now  ddp-n6: failed\n"
         "rank 2 was killed by signal 11 (SIGSEGV) in round 3 (timed)\n\n"
         "ranks 0-1: ended unexpectedly\n\n"
@@ -71,7 +78,7 @@ def test_how_ranks_ended_is_kept_and_the_cause_told_apart():
 
 def test_what_is_kept_shows_no_control_characters():
     found = Failure("failed", "ValueError: \x1b[31mred", ranks={0: "raised\nTraceback:\n\tx = '\x1b[2J'\n"})
-    text = failures.written("title", found)
+    text = failures.format_failure("title", found)
     assert "\x1b" not in text
     assert "\nrank 0: raised\nTraceback:\n        x = '\\x1b[2J'\n" in text
 
@@ -96,17 +103,17 @@ def state(*statuses, blocks=5, curves=0, on=None):
     ids=["a block", "a case", "a failed case", "a curve", "ends a case", "ends a new case", "ends a curve"],
 )
 def test_what_counts_as_progress(later):
-    assert failures.progress_of(later) != failures.progress_of(state("ok"))
+    assert failures.compute_progress(later) != failures.compute_progress(state("ok"))
 
 
 def test_the_case_that_an_attempt_died_in_counts_once():
     """Before the next attempt has given it up and after."""
     died = state("ok", "ok", on=UnderWay(index=1, what="round 1 (timed)"))
-    assert failures.progress_of(died) == failures.progress_of(state("ok", "failed"))
+    assert failures.compute_progress(died) == failures.compute_progress(state("ok", "failed"))
     curve = UnderWay(what="a curve", curve=(0, "gloo"))
-    assert failures.progress_of(state(on=curve)) == failures.progress_of(state(curves=1, on=curve))
+    assert failures.compute_progress(state(on=curve)) == failures.compute_progress(state(curves=1, on=curve))
     between = state("ok", on=UnderWay(what="between rounds"))
-    assert failures.progress_of(between) == failures.progress_of(state("ok"))
+    assert failures.compute_progress(between) == failures.compute_progress(state("ok"))
 
 
 def test_two_attempts_in_a_row_without_progress_are_the_end():
@@ -117,14 +124,22 @@ def test_two_attempts_in_a_row_without_progress_are_the_end():
 
 def test_time_limits_follow_the_settings_and_the_warm_up():
     def asked(**more):
-        return with_device_defaults(Settings.of(more), device_type="cuda", num_local_devices=1)
+        return fill_device_defaults(Settings.from_values(more), device_type="cuda", num_local_devices=1)
 
     plain, tuned = asked(), asked(compile=("max-autotune",))
-    assert preparing_s(tuned) == 3 * preparing_s(plain)
-    assert preparing_s(asked(case_timeout=5.0)) == block_s(asked(case_timeout=5.0), 60.0, 0.1) == 5.0
-    assert block_s(plain, 0.2, 0.1) == LEAST_S, "a second of steps, patience of 20, no sooner than this"
-    assert block_s(plain, 0.5, 10.0) == PATIENCE * 10.0
-    assert block_s(plain, 90.0, 0.1) == PATIENCE * LEAST_STEPS * 90.0, "the compiler may run again"
+    assert compute_preparing_limit_s(tuned) == 3 * compute_preparing_limit_s(plain)
+    assert (
+        compute_preparing_limit_s(asked(case_timeout=5.0))
+        == compute_block_limit_s(asked(case_timeout=5.0), 60.0, 0.1)
+        == 5.0
+    )
+    assert compute_block_limit_s(plain, 0.2, 0.1) == MIN_BLOCK_TIMEOUT_S, (
+        "a second of steps, patience of 20, no sooner than this"
+    )
+    assert compute_block_limit_s(plain, 0.5, 10.0) == TIMEOUT_FACTOR * 10.0
+    assert compute_block_limit_s(plain, 90.0, 0.1) == TIMEOUT_FACTOR * MIN_BLOCK_STEPS * 90.0, (
+        "the compiler may run again"
+    )
 
 
 ASYNCHRONOUS = (
@@ -285,8 +300,8 @@ def test_what_a_replica_raised_is_named_by_its_own_line():
 
 
 def test_a_mistake_of_the_user_is_not_a_cases():
-    assert answer_to(UsageError("no such folder")) == Report(
+    assert make_report(UsageError("no such folder")) == Report(
         fault=Fault("usage", "no such folder"), exit_code=2, label="error"
     )
-    assert answer_to(UserCodeError("it raised")).fault.status == "failed"
-    assert answer_to(UserCodeError("it raised"), is_of_a_case=False).fault.status == "usage"
+    assert make_report(UserCodeError("it raised")).fault.status == "failed"
+    assert make_report(UserCodeError("it raised"), is_of_a_case=False).fault.status == "usage"

@@ -17,19 +17,19 @@ from made import block, case_of, made_manifest, new_run, write_blocks
 from report_runs import case
 
 from ddp_bench.bench.common.errors import UsageError
-from ddp_bench.bench.common.text import csv_cell, csv_text, markdown, visible
+from ddp_bench.bench.common.text import decode_csv_cell, escape_controls, escape_csv_cell, escape_markdown
 from ddp_bench.bench.plan.buckets import BucketLayout
 from ddp_bench.bench.plan.resolve import read_toml
 from ddp_bench.bench.plan.sweep import Planned
 from ddp_bench.bench.results import disk, journal
 from ddp_bench.bench.results.case_columns import CASES
-from ddp_bench.bench.results.columns import BLOCKS, typed_frame
+from ddp_bench.bench.results.columns import BLOCKS, make_frame
 from ddp_bench.bench.results.disk import LOCK, FolderLock
 from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.results.run_folder import RUN_FILES, RunWriter
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.results.tables import read_table
-from ddp_bench.bench.run.close import finish
+from ddp_bench.bench.run.close import close_broken_run
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def outside(tmp_path):
 WRITES = {
     "the lock": (LOCK, FolderLock),
     "blocks": ("blocks.csv", lambda folder: RunWriter(folder).write_blocks([])),
-    "a table": ("cases.csv", lambda folder: RunWriter(folder).replace("cases.csv", typed_frame([], CASES))),
+    "a table": ("cases.csv", lambda folder: RunWriter(folder).replace("cases.csv", make_frame([], CASES))),
     "the journal": (journal.JOURNAL, lambda folder: journal.Journal(folder).write(journal.Plan(cases=()))),
 }
 
@@ -264,7 +264,7 @@ def test_a_journal_without_its_plan_makes_no_empty_tables(tmp_path):
 def test_a_manifest_that_cannot_be_read_is_not_replaced(content, tmp_path, capsys):
     written(tmp_path)
     (tmp_path / "manifest.json").write_text(content)
-    finish(tmp_path, "the ranks died")
+    close_broken_run(tmp_path, "the ranks died")
     assert "manifest" in capsys.readouterr().err
     assert (tmp_path / "manifest.json").read_text() == content
 
@@ -278,19 +278,19 @@ HOSTILE = [
 
 @given(st.text(st.characters(codec=None), max_size=30) | st.text("'=+-@\\x0041 \t\r\n1.e", max_size=12))
 def test_every_text_comes_back(text):
-    cell = csv_cell(text)
+    cell = escape_csv_cell(text)
     assert cell.isprintable()
-    assert csv_text(cell) == text
+    assert decode_csv_cell(cell) == text
     file = io.StringIO()
     csv.writer(file).writerow([cell, "x"])
     assert next(csv.reader([file.getvalue()])) == [cell, "x"]
-    assert visible(text).isprintable()
-    assert visible(visible(text)) == visible(text)
+    assert escape_controls(text).isprintable()
+    assert escape_controls(escape_controls(text)) == escape_controls(text)
 
 
 @given(st.text(max_size=40))
 def test_markdown_is_one_line_without_markup(text):
-    line = markdown(text)
+    line = escape_markdown(text)
     assert line.isprintable()
     assert not set("\\`*_<>!|~$@") & set(line)
     assert "://" not in line
@@ -298,8 +298,8 @@ def test_markdown_is_one_line_without_markup(text):
 
 def test_numbers_and_what_prints_stay_as_they_are():
     for text in ("-1", "+2.5", "-1e-05", "0.5", "it's 100%"):
-        assert csv_cell(text) == text
-    assert visible("C:\\runs, 火, naïve [95%]") == "C:\\runs, 火, naïve [95%]"
+        assert escape_csv_cell(text) == text
+    assert escape_controls("C:\\runs, 火, naïve [95%]") == "C:\\runs, 火, naïve [95%]"
 
 
 def test_an_error_message_is_one_harmless_line():
@@ -312,7 +312,7 @@ def test_a_run_holds_what_a_host_or_a_model_said_and_opens_harmlessly(text, tmp_
     writer = new_run(tmp_path / "run")
     writer.write_manifest(made_manifest(environment={"host": text}))
     failed = case("single", 1, status="failed", reason=text, device_name=text)
-    writer.replace("cases.csv", typed_frame([failed], CASES))
+    writer.replace("cases.csv", make_frame([failed], CASES))
     write_blocks(writer.folder, [block(failed["case_id"], 1, 5.0, host=text)])
     for name in ("cases.csv", "blocks.csv"):
         with (tmp_path / "run" / name).open(newline="", encoding="utf-8") as file:

@@ -21,16 +21,16 @@ from finding_cases import (
 )
 from report_runs import case, measured, run, timed, usual_cases
 
-from ddp_bench.bench.findings.answers import PUBLISHED, answer_questions, headline
+from ddp_bench.bench.findings.answers import PUBLISHED_NOTE, answer_questions, select_headline
 from ddp_bench.bench.findings.cautions import Caution
 from ddp_bench.bench.findings.confidence import assess_confidence
-from ddp_bench.bench.findings.findings import conclude_run, run_cautions
-from ddp_bench.bench.findings.notes import why_not_measured
+from ddp_bench.bench.findings.findings import conclude_run, find_cautions
+from ddp_bench.bench.findings.notes import explain_not_measured
 from ddp_bench.bench.findings.verdicts import CAP, COMMUNICATION, WRAPPER, Verdict
 from ddp_bench.bench.results.case_columns import CASES
-from ddp_bench.bench.results.case_result import CaseResult, case_results
-from ddp_bench.bench.results.columns import typed_frame
-from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER, TOO_FEW, UNRESOLVED, pairs_of
+from ddp_bench.bench.results.case_result import CaseResult, read_case_results
+from ddp_bench.bench.results.columns import make_frame
+from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER, TOO_FEW, UNRESOLVED, list_pairs
 
 BF16 = case("ddp", 2, 250.0, case_id="bf16", comm_hook="bf16")
 
@@ -72,7 +72,7 @@ def test_a_stand_in_is_not_ranked():
     """On CPU cores nothing is learnt about DP against DDP; what its stages cost is told."""
     single, ddp = case("single", 1, 100.0, **CPU), case("ddp", 2, 160.0, scaling="strong", **CPU)
     dp = case("dp", 2, 190.0, scaling="strong", **CPU, **COPIES, **measured(step_ms=200.0))
-    assert pairs_of(map(CaseResult.of, [single, dp, ddp])) == []
+    assert list_pairs(map(CaseResult.from_row, [single, dp, ddp])) == []
     verdict = found(single, dp, ddp)[WRAPPER]
     assert verdict.sentence.startswith("DDP on 2 CPU cores is 1.60")
     assert verdict.paste == ""
@@ -80,9 +80,9 @@ def test_a_stand_in_is_not_ranked():
     assert stages.startswith("Stages of emulated DP, in a pass of their own: reduce 14 ms")
     assert "replicate 2.0 ms, scatter 1.0 ms" in stages
     assert verdict.sentence.endswith("as fast as one device; DP is not measurable without GPUs.")
-    assert published == PUBLISHED
+    assert published == PUBLISHED_NOTE
     assert WRAPPER not in found(single, dp), "nor against one device"
-    assert PUBLISHED not in wrapper(1.5, 1.7).background
+    assert PUBLISHED_NOTE not in wrapper(1.5, 1.7).background
 
 
 def caps(*by, more=()):
@@ -213,7 +213,7 @@ def test_how_far_ranks_are_apart_is_told_where_communication_hides_nothing():
 
 def test_the_answers_are_those_of_the_largest_count_of_their_own():
     def counts(*cases):
-        return {case.num_devices for case in headline(case_results(typed_frame(cases, CASES)))}
+        return {case.num_devices for case in select_headline(read_case_results(make_frame(cases, CASES)))}
 
     assert counts(*usual_cases()) == {2}
     shared = [row | {"oversubscribed": True} for row in (DP, DDP, case("ddp", 4, 100.0))]
@@ -266,7 +266,7 @@ SKIPPED = {"status": "skipped", "reason": "the plain module"}
 )
 def test_modes_without_a_measured_case(cases, said):
     """What ends a run with status 4; a reference that nobody asked for counts where nothing else is there."""
-    assert why_not_measured(case_results(typed_frame(cases, CASES)), ("dp", "ddp")) == said
+    assert explain_not_measured(read_case_results(make_frame(cases, CASES)), ("dp", "ddp")) == said
 
 
 def linked(comm_ms, own_ms=(), **more):
@@ -285,7 +285,7 @@ def linked(comm_ms, own_ms=(), **more):
 @pytest.mark.parametrize(("effect", "warned"), [(1e-4, False), (0.3, True), (None, False)])
 def test_modes_that_train_differently_are_a_caution(effect, *, warned):
     made = run([SINGLE, DDP | {"split_effect": effect}])
-    kinds = [one.kind for one in run_cautions(made.manifest, case_results(made.cases), made.times)]
+    kinds = [one.kind for one in find_cautions(made.manifest, read_case_results(made.cases), made.times)]
     assert ("unequal weights" in kinds) == warned
 
 

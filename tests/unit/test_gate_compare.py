@@ -20,14 +20,14 @@ from scipy import stats
 
 from ddp_bench.bench.common.errors import NotComparableError, UsageError
 from ddp_bench.bench.gate import output as gate_output
-from ddp_bench.bench.gate.decide import Policy, decide, shares_of_look
-from ddp_bench.bench.gate.headline import headline
-from ddp_bench.bench.gate.headline import verdict as sentence
+from ddp_bench.bench.gate.decide import Policy, compute_look_shares, decide
+from ddp_bench.bench.gate.headline import describe_verdict as sentence
+from ddp_bench.bench.gate.headline import write_headline
 from ddp_bench.bench.gate.judge import Change, EndErrors, judge
 from ddp_bench.bench.gate.main import DEFAULT_LAUNCHES
-from ddp_bench.bench.gate.more import more
-from ddp_bench.bench.gate.runs import LAUNCH
-from ddp_bench.bench.results.case_columns import GATED
+from ddp_bench.bench.gate.more import propose_command
+from ddp_bench.bench.gate.runs import LAUNCH_OFFSET
+from ddp_bench.bench.results.case_columns import GATED_METRICS
 from ddp_bench.bench.stats.interval import Interval
 
 
@@ -75,7 +75,9 @@ def test_ten_percent_slower_is_caught(noise):
             simulated(rng, **noise), simulated(rng, slower=1.1, **noise), ratios_only="drift" in noise
         )
         assert gate.exit_code == 1
-        assert {c.case_id for c in gate.having("regressed")} == {"dp-n2", "ddp-n2"}, "single is as before"
+        assert {c.case_id for c in gate.select_verdict("regressed")} == {"dp-n2", "ddp-n2"}, (
+            "single is as before"
+        )
 
 
 def test_faster_passes_as_improved_and_a_quiet_copy_as_allowed():
@@ -83,7 +85,7 @@ def test_faster_passes_as_improved_and_a_quiet_copy_as_allowed():
     base = simulated(rng, sd=0.005)
     faster = gated(base, simulated(rng, sd=0.005, slower=0.8))
     assert faster.exit_code == 0
-    assert {c.case_id for c in faster.having("improved")} == {"dp-n2", "ddp-n2"}
+    assert {c.case_id for c in faster.select_verdict("improved")} == {"dp-n2", "ddp-n2"}
     same = gated(base, base)
     assert same.exit_code == 0
     assert {c.verdict for c in same.comparisons} == {"allowed"}
@@ -96,7 +98,7 @@ def test_a_pass_needs_the_throughput_of_every_case(interleaved, quiet):
     steady = {key: [*series] * 4 for key, series in STEADY.items()}
     wild = {**steady, ("ddp", 2): [ms * (1.0, 1.6)[i % 2] for i, ms in enumerate(steady["ddp", 2])]}
     sides = (steady, wild) if quiet == "baseline" else (wild, steady)
-    gate = gated(*sides, interleaved=interleaved, thresholds={**dict.fromkeys(GATED, 0.05)})
+    gate = gated(*sides, interleaved=interleaved, thresholds={**dict.fromkeys(GATED_METRICS, 0.05)})
     rates = {c.case_id: c.verdict for c in of_metric(gate, "images_per_s")}
     assert rates == {"single-n1": "allowed", "dp-n2": "allowed", "ddp-n2": rates["ddp-n2"]}
     assert rates["ddp-n2"] in ("undecided", "regressed", "improved")
@@ -124,7 +126,7 @@ def simulated_launches(rng, launches, rounds, between, sd, slower=1.0):
 def first_launches(sides, launches):
     """The two runs as a gate has them after so many launches."""
     rounds = sides[0]["single", 1].shape[1]
-    numbers = [i * LAUNCH + r for i in range(launches) for r in range(rounds)]
+    numbers = [i * LAUNCH_OFFSET + r for i in range(launches) for r in range(rounds)]
     steps = [{key: ms[:launches].ravel().tolist() for key, ms in side.items()} for side in sides]
     return [made_run(side, numbers=numbers) for side in steps]
 
@@ -195,7 +197,7 @@ def test_what_would_decide_is_the_whole_command_with_its_minutes():
         "--interleave main --strict --launches 3,4 --html x.html --quiet -- --workload net:make --rounds 6"
     )
     how = {"errors": gate.errors, "launches": gate.num_launches, "asked": asked.split()}
-    found = more((timed, timed), gate.undecided, **how)
+    found = propose_command((timed, timed), gate.undecided, **how)
     given = re.fullmatch(
         r"python -m bench.gate --interleave main --strict --launches (\d+) -- --workload net:make "
         "--rounds 6",
@@ -238,7 +240,7 @@ def test_the_looks_divide_both_errors(launches, of_pass, of_regression):
     assert np.log([change.ratio.low, change.ratio.high]) == pytest.approx(
         np.log(change.ratio.estimate) + ends, abs=1e-9
     )
-    shares = [shares_of_look(DEFAULT_LAUNCHES, look) for look in DEFAULT_LAUNCHES]
+    shares = [compute_look_shares(DEFAULT_LAUNCHES, look) for look in DEFAULT_LAUNCHES]
     both = [sum(one.worse for one in shares), sum(one.better for one in shares)]
     assert both == pytest.approx([1.0, 1.0])
 
@@ -255,7 +257,7 @@ def test_a_case_that_failed_or_is_gone_fails_the_gate():
     broken = failed(base, "ddp-n2")
     for candidate, reason in ((without, "not in the candidate"), (broken, "failed: no such luck")):
         gate = gated(base, candidate)
-        assert [(c.case_id, c.reason) for c in gate.having("missing")] == [("ddp-n2", reason)]
+        assert [(c.case_id, c.reason) for c in gate.select_verdict("missing")] == [("ddp-n2", reason)]
         assert gate.comparisons[0].verdict == "missing"
         assert gate.exit_code == 1
         assert gated(base, candidate, allow_missing=True).exit_code == 0
@@ -267,7 +269,7 @@ def test_a_case_that_failed_or_is_gone_fails_the_gate():
 def test_the_reference_of_every_ratio_failing_takes_the_ratios_with_it():
     base = made_run(STEADY)
     gate = gated(base, with_rounds(failed(base, "single-n1"), speedup={}))
-    assert [(c.case_id, c.metric) for c in gate.having("missing")] == [("single-n1", None)]
+    assert [(c.case_id, c.metric) for c in gate.select_verdict("missing")] == [("single-n1", None)]
     assert gate.exit_code == 1
     assert set(gate.only_in_baseline) == {
         "speed-up of DP emulated (CPU) on 2 CPU cores",
@@ -281,7 +283,7 @@ def test_a_pass_that_the_candidate_left_out_is_a_note_and_no_regression():
     gate = gated(base, candidate)
     assert gate.exit_code == 0
     assert gate.only_in_baseline == ("exposed communication of DDP on 2 CPU cores",)
-    assert any("exposed communication of DDP on 2 CPU cores" in note for note in gate_output.notes(gate))
+    assert any("exposed communication of DDP on 2 CPU cores" in note for note in gate_output.list_notes(gate))
     assert gated(candidate, base).exit_code == 0
 
 
@@ -334,7 +336,12 @@ def test_sides_that_are_not_comparable_are_told_the_command_that_makes_them_so(n
     gate = gated(base, other)
     assert [one.name for one in gate.blocking] == [name]
     assert gate.more.command.startswith(starts)
-    lines = [headline(gate), *gate_output.facts(gate), *gate_output.warnings(gate), *gate_output.notes(gate)]
+    lines = [
+        write_headline(gate),
+        *gate_output.list_facts(gate),
+        *gate_output.list_warnings(gate),
+        *gate_output.list_notes(gate),
+    ]
     told = (f"{name} differs", f"differ in {name}", f"differs: {name}", "other conditions")
     assert sum(any(words in line for words in told) for line in lines) == 1, "what differs is said once"
 
@@ -427,7 +434,7 @@ def test_a_faster_candidate_that_hides_less_passes_and_says_so():
     ]
     gate = gated(*sides, interleaved=True)
     assert gate.decision.verdict == "pass"
-    assert {c.metric for c in gate.having("noted")} == {"exposed_comm_ms"}
+    assert {c.metric for c in gate.select_verdict("noted")} == {"exposed_comm_ms"}
     told = sentence(gate)
     assert "33.0% faster" in told
     assert (
@@ -439,7 +446,7 @@ def test_a_faster_candidate_that_hides_less_passes_and_says_so():
 
 def test_the_sentence_names_the_threshold_that_decided():
     """All are 8% slower, where 10% are allowed of the rate and 1% of the speed-up."""
-    thresholds = {**dict.fromkeys(GATED, 0.10), "speedup": 0.01}
+    thresholds = {**dict.fromkeys(GATED_METRICS, 0.10), "speedup": 0.01}
     gate = gated(STEADY, slowed(1.08), thresholds=thresholds, named=frozenset({"speedup"}))
     assert sentence(gate) == "pass: no case is more than 10% slower"
     slower = gated(STEADY, slowed(1.25, "ddp"), thresholds=thresholds, named=frozenset({"speedup"}))
@@ -470,9 +477,9 @@ def test_a_candidate_that_keeps_no_count_of_memory_lost_nothing():
 
 
 def test_thresholds_are_per_metric():
-    thresholds = {**dict.fromkeys(GATED, 0.05), "images_per_s": 0.2}
+    thresholds = {**dict.fromkeys(GATED_METRICS, 0.05), "images_per_s": 0.2}
     gate = gated(STEADY, slowed(1.08, "ddp"), thresholds=thresholds, strict=True)
-    assert {c.metric for c in gate.having("regressed")} == {"speedup"}
+    assert {c.metric for c in gate.select_verdict("regressed")} == {"speedup"}
 
 
 def test_a_run_from_before_a_setting_existed_has_the_default_of_it():
@@ -480,7 +487,7 @@ def test_a_run_from_before_a_setting_existed_has_the_default_of_it():
     run = made_run(STEADY)
     now = replace(run, cases=tuple(changed(c, static_graph=False) for c in run.cases))
     older = replace(run, cases=tuple(changed(c, case_id=f"old-{c.result.case_id}") for c in run.cases))
-    assert all(not case.result.text("static_graph") for case in older.cases)
+    assert all(not case.result.get_text("static_graph") for case in older.cases)
     for pair in ((older, now), (now, older)):
         gate = gated(*pair)
         assert "missing" not in {c.verdict for c in gate.comparisons}

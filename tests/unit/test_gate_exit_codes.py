@@ -22,7 +22,7 @@ STAGES = {
     "page.html": "apart",
     "command.write_output": "apart",
     "command.show_on_github": "apart",
-    "command.terminal.show": "apart",
+    "command.terminal.print_page": "apart",
     "command.measure_launches": "in turns",
     "sides.settings_of": "in turns",
     "sides.both_checkouts": "in turns",
@@ -44,7 +44,7 @@ def raises(error):
     "error", [RuntimeError("x"), KeyError("x"), MemoryError(), AssertionError()], ids=repr
 )
 def test_an_exception_at_any_stage_is_no_regression(stage, error, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sides, "check_sides", lambda *_: sides.Plan((), {}, 1.0))
+    monkeypatch.setattr(sides, "check_sides", lambda *_: sides.GatePlan((), {}, 1.0))
     monkeypatch.setattr(f"ddp_bench.bench.gate.{stage}", raises(error))
     first, second = (write_run(tmp_path / name) for name in "ab")
     files = ("--html", str(tmp_path / "p.html"), "--junit", str(tmp_path / "j.xml"))

@@ -16,18 +16,18 @@ from matplotlib.figure import Figure as Canvas
 from msgspec import structs
 from recorded_pages import text_of
 
-from ddp_bench.bench.common.console import MOST_ANNOTATIONS, Annotation, show_on_github
+from ddp_bench.bench.common.console import MAX_ANNOTATIONS, Annotation, show_on_github
 from ddp_bench.bench.common.errors import ExitCode, UsageError
 from ddp_bench.bench.gate import headline, output
 from ddp_bench.bench.gate.code import Code, check_one_code
 from ddp_bench.bench.gate.command import read_policy
 from ddp_bench.bench.gate.compare import compare
 from ddp_bench.bench.gate.decide import Policy
-from ddp_bench.bench.gate.main import main, parser
-from ddp_bench.bench.gate.page import markdown, page
+from ddp_bench.bench.gate.main import main, make_parser
+from ddp_bench.bench.gate.page import make_page, render_markdown
 from ddp_bench.bench.gate.runs import read_run
 from ddp_bench.bench.page import terminal
-from ddp_bench.bench.results.case_columns import GATED
+from ddp_bench.bench.results.case_columns import GATED_METRICS
 from ddp_bench.bench.stats.interval import Interval
 
 
@@ -176,24 +176,24 @@ def test_bad_thresholds(text, message, good, capsys):
 
 def test_a_threshold_of_a_metric_goes_before_that_of_all():
     def read(threshold):
-        return read_policy(parser().parse_args(["a", "b", "--threshold", threshold]))
+        return read_policy(make_parser().parse_args(["a", "b", "--threshold", threshold]))
 
     found = read("images_per_s=3%,8%,speedup=0.00001").thresholds
     assert (found["images_per_s"], found["peak_mem_mib"], found["speedup"]) == (0.03, 0.08, 1e-5)
     assert read("speedup=1%").thresholds["images_per_s"] == 0.05
-    assert [read(given).can_fail(GATED["speedup"]) for given in ("speedup=1%", "1%")] == [True, False]
+    assert [read(given).can_fail(GATED_METRICS["speedup"]) for given in ("speedup=1%", "1%")] == [True, False]
 
 
 def test_foreign_text_stays_text():
     nasty = "a | b\n# c <img src=x> @someone [x](http://y.z) `d` *e* www.evil.com \x1b[31m"
     runs = made_run(STEADY), failed(made_run(STEADY), "ddp-n2", nasty)
     gate = gated(*runs)
-    text = markdown(gate, *runs)
+    text = render_markdown(gate, *runs)
     assert {line.count("|") for line in text.splitlines() if line.startswith("|")} == {7}
     for breakout in ("<img", "@someone", "](", "http://", "`d`", "*e*", "www.", "\x1b", "\n# c"):
         assert breakout not in text
     assert "&#60;img src" in text
-    assert headline.headline(gate).isprintable()
+    assert headline.write_headline(gate).isprintable()
 
 
 @pytest.mark.parametrize(
@@ -210,8 +210,8 @@ def test_foreign_text_stays_text():
 )
 def test_a_change_is_shown_as_far_as_it_is_known(ratio, shown, said):
     found = structs.replace(of_metric(gated(STEADY, STEADY), "images_per_s")[0], ratio=ratio)
-    assert output.cells(found)[-2] == shown
-    assert output.said(found) == f"{found.name} is {said}".replace("--", "\N{EN DASH}")
+    assert output.format_row(found)[-2] == shown
+    assert output.describe_change(found) == f"{found.name} is {said}".replace("--", "\N{EN DASH}")
 
 
 OWN = {"ddp_bench": {"version": "0.1.0"}, "git": {"commit": "c" * 40, "dirty": False}}
@@ -242,7 +242,7 @@ OTHERS = {"ddp_bench": {"version": "0.2.0"}, "git": {}}
 )
 def test_the_commits_are_named(ours, theirs, interleaved, compared, described):
     code = Code(made_manifest(**ours), made_manifest(**theirs), interleaved=interleaved)
-    assert (code.compared(), code.described()) == (compared, described)
+    assert (code.name_sides(), code.describe_same_code()) == (compared, described)
 
 
 def test_code_that_was_edited_between_launches_is_refused():
@@ -254,7 +254,7 @@ def test_code_that_was_edited_between_launches_is_refused():
 
 def test_programs_are_told_the_commits():
     gate = gated(*(made_run(STEADY, **side(commit)) for commit in "ab"))
-    code = json.loads(output.as_json(gate))["code"]
+    code = json.loads(output.encode_gate(gate))["code"]
     assert code["identical"] is True
     assert [code[name]["workload"]["commit"] for name in ("baseline", "candidate")] == ["a" * 40, "b" * 40]
     assert code["baseline"]["ddp_bench"] == {"version": "0.1.0"}
@@ -371,7 +371,7 @@ def test_no_text_ends_a_command_or_begins_another(capsys):
     nasty = Annotation("error", "a,b:c%\n", "50% slower\n::error::x\r")
     show_on_github([nasty] * 20, lambda: "", {"GITHUB_ACTIONS": "true"})
     lines = capsys.readouterr().err.splitlines()
-    assert lines == ["::error title=a%2Cb%3Ac%25\\x0a::50%25 slower\\x0a::error::x\\x0d"] * MOST_ANNOTATIONS
+    assert lines == ["::error title=a%2Cb%3Ac%25\\x0a::50%25 slower\\x0a::error::x\\x0d"] * MAX_ANNOTATIONS
 
 
 def test_a_summary_that_cannot_be_written_is_a_line(capsys, tmp_path):
@@ -384,9 +384,9 @@ def test_a_summary_that_cannot_be_written_is_a_line(capsys, tmp_path):
 def test_the_shaded_band_is_the_one_that_is_judged():
     """At 30% it begins at -30%, not where 1 / 1.3 is."""
     runs = made_run(STEADY), made_run(STEADY)
-    gate = gated(*runs, thresholds=dict.fromkeys(GATED, 0.3))
+    gate = gated(*runs, thresholds=dict.fromkeys(GATED_METRICS, 0.3))
     canvas = Canvas()
-    page(gate, *runs).figures[0].draw(canvas)
+    make_page(gate, *runs).figures[0].draw(canvas)
     shaded = [one.get_bbox() for one in canvas.axes[0].patches]
     assert [(box.x0, box.x1) for box in shaded] == [(pytest.approx(0.7), pytest.approx(1.3))]
 
@@ -409,10 +409,10 @@ def test_the_shaded_band_is_the_one_that_is_judged():
 )
 def test_the_headline_says_who_was_compared(ours, theirs, environments, said):
     runs = [made_run(STEADY, **one) for one in (ours, theirs)]
-    policy = Policy(thresholds=dict.fromkeys(GATED, 0.05))
+    policy = Policy(thresholds=dict.fromkeys(GATED_METRICS, 0.05))
     gate = compare(*runs, policy=policy, looks=(1,), environments=environments)
-    assert gate.code.compared() == said
-    assert headline.headline(gate).startswith(f"{said}: pass, ")
+    assert gate.code.name_sides() == said
+    assert headline.write_headline(gate).startswith(f"{said}: pass, ")
 
 
 def test_the_headline_has_the_worst_change_and_each_verdict_its_colour_and_sign(capsys, monkeypatch):
@@ -426,12 +426,12 @@ def test_the_headline_has_the_worst_change_and_each_verdict_its_colour_and_sign(
     ):
         runs = made_run(STEADY), made_run(steps)
         gate = gated(*runs)
-        terminal.show(output.outline(gate))
+        terminal.print_page(output.make_outline(gate))
         first = capsys.readouterr().out.splitlines()[0]
         assert re.fullmatch(rf"\x1b\[1;{colour}m{sign} ddp-bench, torch 2\.15\.0: {outcome}\x1b\[0m", first)
-        assert f"\n**{emoji} ddp-bench, torch" in markdown(gate, *runs)
+        assert f"\n**{emoji} ddp-bench, torch" in render_markdown(gate, *runs)
     monkeypatch.delenv("FORCE_COLOR")
-    terminal.show(output.outline(gate))
+    terminal.print_page(output.make_outline(gate))
     assert capsys.readouterr().out.startswith("? ddp-bench, torch 2.15.0: undecided, ")
 
 
@@ -449,6 +449,6 @@ def test_junit_says_who_was_compared_when_and_for_how_long(tmp_path):
 def test_the_csv_names_units():
     runs = made_run(STEADY), made_run(STEADY)
     gate = gated(*runs)
-    link = page(gate, *runs).data.href.partition("base64,")[2]
+    link = make_page(gate, *runs).data.href.partition("base64,")[2]
     rows = list(csv.DictReader(io.StringIO(base64.b64decode(link).decode())))
     assert {row["metric"]: row["unit"] for row in rows} == {"images_per_s": "images/s", "speedup": ""}

@@ -27,17 +27,17 @@ from made import made_manifest
 from msgspec import structs
 
 from ddp_bench.bench.gate import output as gate_output
-from ddp_bench.bench.gate.headline import verdict
-from ddp_bench.bench.gate.judge import typical_sides
+from ddp_bench.bench.gate.headline import describe_verdict
+from ddp_bench.bench.gate.judge import find_typical_sides
 from ddp_bench.bench.gate.main import main
-from ddp_bench.bench.gate.more import interleave_command
+from ddp_bench.bench.gate.more import write_interleave_command
 from ddp_bench.bench.gate.output import NOT_INTERLEAVED
-from ddp_bench.bench.gate.runs import LAUNCH, GateCase, GateRun, merged, read_run
-from ddp_bench.bench.gate.wording import cells
+from ddp_bench.bench.gate.runs import LAUNCH_OFFSET, GateCase, GateRun, merge_launches, read_run
+from ddp_bench.bench.gate.wording import format_row
 from ddp_bench.bench.results.store import load_run, read_manifest
-from ddp_bench.bench.run.main import settings_of
-from ddp_bench.bench.stats.fit import Typical
-from ddp_bench.bench.stats.interval import Estimate, with_change_of_runs
+from ddp_bench.bench.run.main import parse_settings
+from ddp_bench.bench.stats.fit import FittedSteps
+from ddp_bench.bench.stats.interval import Estimate, add_between_run_variance
 
 
 @cache
@@ -46,12 +46,12 @@ def singles():
     found = []
     for row in (row for row in figures() if row["case"] == SINGLE):
         batch, steps = int(row["global_batch"]), rounds()[row["run"]]
-        step = Typical({(case, "timed"): ms for case, ms in steps.items()}).estimate(
+        step = FittedSteps({(case, "timed"): ms for case, ms in steps.items()}).estimate(
             lambda log_ms: log_ms[0], (SINGLE, "timed")
         )
         if row["run"].startswith("tune/"):  # nothing but steps was measured
-            again = step.interval().exp().inverted(1000 * batch)
-            assert again.columns("") == pytest.approx(interval_of(row, FITTED).columns(""), rel=1e-5)
+            again = step.compute_interval().exponentiate().invert(1000 * batch)
+            assert again.to_columns("") == pytest.approx(interval_of(row, FITTED).columns(""), rel=1e-5)
         rate = replace(step, value=math.log(1000 * batch) - step.value)
         found.append((row, rate, list(steps[SINGLE].values())))
     return found
@@ -63,13 +63,13 @@ def changes(slower=1.0):
     for (row, fit, ms), (other, later, later_ms) in combinations(singles(), 2):
         if (row["arch"], row["cpu"]) != (other["arch"], other["cpu"]):
             continue
-        alone = later.plus(-math.log(slower)).minus(fit)
+        alone = later.shift(-math.log(slower)).subtract(fit)
         for found, one in (
             (by_rounds, alone),
-            (whole, with_change_of_runs(alone, np.log(ms), np.log(later_ms))),
+            (whole, add_between_run_variance(alone, np.log(ms), np.log(later_ms))),
         ):
-            ratio = one.interval(0.98).exp()
-            found.append(abs(ratio.estimate - 1) > 0.05 and ratio.excludes(1))
+            ratio = one.compute_interval(0.98).exponentiate()
+            found.append(abs(ratio.estimate - 1) > 0.05 and ratio.is_clear_of(1))
     return by_rounds, whole
 
 
@@ -87,23 +87,23 @@ def test_a_steady_run_is_hardly_widened_and_a_clear_change_stays_one():
     rng = np.random.default_rng(1)
     known, ratios = Estimate(0.0, 0.01, 40), []
     for _ in range(200):
-        wider = with_change_of_runs(known, *(rng.normal(0, 0.02, 40) for _ in range(2)))
+        wider = add_between_run_variance(known, *(rng.normal(0, 0.02, 40) for _ in range(2)))
         ratios.append(wider.error / known.error)
     assert np.median(ratios) < 1.3
-    half = with_change_of_runs(Estimate(-50.0, 1.0, 40), [50.0, 51.0] * 10, [100.0, 101.0] * 10)
-    assert half.interval().high < -45
+    half = add_between_run_variance(Estimate(-50.0, 1.0, 40), [50.0, 51.0] * 10, [100.0, 101.0] * 10)
+    assert half.compute_interval().high < -45
 
 
 def test_too_few_rounds_or_no_interval_are_left_as_they_are():
     known, unknown = Estimate(0.5, 0.05, 9), Estimate(0.5, float("nan"), 1)
-    assert with_change_of_runs(known, [1.0, 9.0] * 5, [1.0] * 11).error == known.error
-    assert np.isnan(with_change_of_runs(unknown, [1.0, 9.0] * 9, [1.0, 2.0] * 9).error)
+    assert add_between_run_variance(known, [1.0, 9.0] * 5, [1.0] * 11).error == known.error
+    assert np.isnan(add_between_run_variance(unknown, [1.0, 9.0] * 9, [1.0, 2.0] * 9).error)
 
 
 def test_figures_are_widened_in_their_own_unit():
     """By hand: quarters of 0, 10, 20 and 30 ms without scatter have a variance of 500 / 3."""
     steps = [ms for ms in (0.0, 10.0, 20.0, 30.0) for _ in range(4)]
-    wider = with_change_of_runs(Estimate(5.0, 1.0, 1e9), steps, [10.0] * 16)
+    wider = add_between_run_variance(Estimate(5.0, 1.0, 1e9), steps, [10.0] * 16)
     assert wider.error == pytest.approx(np.hypot(1, np.sqrt(500 / 3)), rel=1e-3)
     assert wider.freedom == pytest.approx(3, rel=0.02), "four quarters tell it"
 
@@ -132,7 +132,7 @@ def test_a_machine_that_changes_by_itself_leaves_it_undecided():
     assert {c.verdict for c in rates} == {"undecided"}
     assert {c.verdict for c in gate.comparisons if c not in rates} == {"allowed"}
     assert gate.exit_code == 3, "though speed-up is known"
-    assert gate_output.warnings(gate)[0] == NOT_INTERLEAVED
+    assert gate_output.list_warnings(gate)[0] == NOT_INTERLEAVED
     assert "bench.gate --interleave 0123456789ab --launches 9 -- " in gate.more.command
 
 
@@ -145,7 +145,7 @@ def test_runs_that_took_turns_are_compared_round_by_round_in_their_folders_too()
     rates = of_metric(gate, "images_per_s")
     assert {c.verdict for c in rates} == {"regressed"}
     assert all(c.ratio is not None and abs(c.ratio.estimate - 0.9) < 0.01 for c in rates)
-    said = [*gate_output.warnings(gate), *gate_output.notes(gate), verdict(gate)]
+    said = [*gate_output.list_warnings(gate), *gate_output.list_notes(gate), describe_verdict(gate)]
     assert not any("nterleave" in line for line in said)
     for others in ({"interleaved_id": "abd"}, {}, {"interleaved_id": "abc", "resumed": [{"utc": ""}]}):
         assert not gated(together[0], made_run(slow, **others)).interleaved
@@ -154,7 +154,7 @@ def test_runs_that_took_turns_are_compared_round_by_round_in_their_folders_too()
 def test_a_table_leaves_out_what_is_undecided_and_decides_nothing():
     gate = gated(STEADY, STEADY)
     assert {c.metric for c in gate.shown} == {"images_per_s"}
-    assert f"Not shown: {len(gate.comparisons) - 3} changes" in " ".join(gate_output.notes(gate))
+    assert f"Not shown: {len(gate.comparisons) - 3} changes" in " ".join(gate_output.list_notes(gate))
     every = [structs.replace(c, verdict="improved") if c.metric == "speedup" else c for c in gate.comparisons]
     assert {c.metric for c in replace(gate, comparisons=tuple(every)).shown} == {"images_per_s", "speedup"}
     assert gated(STEADY, STEADY, strict=True).shown == [*gated(STEADY, STEADY, strict=True).comparisons]
@@ -209,13 +209,13 @@ def test_a_strict_gate_needs_every_metric_decided():
 def test_the_command_measures_what_the_run_measured(run):
     """Oracle: the parser of bench.run, with the options that the gate refuses."""
     measured = read_manifest(ROOT / "results/samples" / run)
-    assert interleave_command(measured, measured) == "", "no gate measures in a lab"
+    assert write_interleave_command(measured, measured) == "", "no gate measures in a lab"
     manifest = structs.replace(measured, link=None)
-    command = shlex.split(interleave_command(manifest, manifest))
+    command = shlex.split(write_interleave_command(manifest, manifest))
     start, arguments = command[:5], command[6:]
     assert start == ["python", "-m", "bench.gate", "--interleave", str(manifest.git.commit)[:12]]
     refused = ("resume", "dry_run", "json", "out")
-    settings = settings_of(arguments, decided=refused)
+    settings = parse_settings(arguments, decided=refused)
     for name in ("modes", "gpus", "arch", "batch_size", "image_size", "axes", "rounds", "max_time"):
         assert getattr(settings, name) == getattr(manifest.settings, name), name
 
@@ -235,12 +235,12 @@ def run_of(images_per_s, *, status="ok", memory=None):
 
 
 def test_rounds_of_launches_stay_apart():
-    (case,) = merged([run_of({1: 5.0, 2: 6.0}, memory=10.0), run_of({1: 7.0}, memory=12.0)]).cases
-    assert case.rounds["images_per_s"] == {1: 5.0, 2: 6.0, LAUNCH + 1: 7.0}
+    (case,) = merge_launches([run_of({1: 5.0, 2: 6.0}, memory=10.0), run_of({1: 7.0}, memory=12.0)]).cases
+    assert case.rounds["images_per_s"] == {1: 5.0, 2: 6.0, LAUNCH_OFFSET + 1: 7.0}
     assert case.rounds["speedup"] == case.rounds["images_per_s"]
-    assert case.rounds["exposed_comm_ms"] == {1: -5.0, 2: -6.0, LAUNCH + 1: -7.0}
+    assert case.rounds["exposed_comm_ms"] == {1: -5.0, 2: -6.0, LAUNCH_OFFSET + 1: -7.0}
     assert case.rounds["peak_mem_mib"] == {0: 12.0}
-    (case,) = merged([run_of({1: 5.0}), run_of({}, status="timeout")]).cases
+    (case,) = merge_launches([run_of({1: 5.0}), run_of({}, status="timeout")]).cases
     assert (case.result.is_ok, case.result.status) == (False, "timeout"), "what failed once has failed"
 
 
@@ -268,7 +268,7 @@ def test_what_stands_beside_a_paired_ratio_has_that_quotient():
         gate = gated(base, other, interleaved=True)
         assert len(gate.comparisons) == 5
         for comparison in gate.comparisons:
-            (b, b_off), (c, c_off), (change, off) = map(shown, cells(comparison)[2:5])
+            (b, b_off), (c, c_off), (change, off) = map(shown, format_row(comparison)[2:5])
             assert 100 * (c / b - 1) == pytest.approx(change, abs=off + 100 * c / b * (b_off / b + c_off / c))
         for key in base:
             medians = np.median(1 / np.array(other[key])) / np.median(1 / np.array(base[key]))
@@ -279,4 +279,4 @@ def test_what_stands_beside_a_paired_ratio_has_that_quotient():
 
 def test_typical_sides_lie_where_the_sides_lie():
     left, right = {r: 90.0 + r for r in range(9)}, {r: 45.0 + r / 2 for r in range(9)}
-    assert typical_sides(left, right, 2.0) == pytest.approx((94.0, 47.0))
+    assert find_typical_sides(left, right, 2.0) == pytest.approx((94.0, 47.0))

@@ -18,16 +18,16 @@ from ddp_bench.bench.common.errors import ExitCode, UsageError
 from ddp_bench.bench.gate import interleave, output, sides
 from ddp_bench.bench.gate.checkouts import Checkout
 from ddp_bench.bench.gate.compare import OF_ONE_LAUNCH
-from ddp_bench.bench.gate.headline import verdict
-from ddp_bench.bench.gate.machine import describe_machine, with_load
+from ddp_bench.bench.gate.headline import describe_verdict
+from ddp_bench.bench.gate.machine import add_load, describe_machine
 from ddp_bench.bench.gate.main import main
-from ddp_bench.bench.gate.runs import LAUNCH, merged
-from ddp_bench.bench.gate.sides import Plan, Request, read_plan
+from ddp_bench.bench.gate.runs import LAUNCH_OFFSET, merge_launches
+from ddp_bench.bench.gate.sides import GatePlan, Request, read_plan
 from ddp_bench.bench.machine.load import LoadReading
 from ddp_bench.bench.machine.manifest import Load
 
 SIDES = [Checkout(name, Path(), sys.executable) for name in ("baseline", "candidate")]
-PLAN = Plan(("single-n1", "ddp-n2"), {"baseline": "2.13.0", "candidate": "2.14.1"}, 30.0)
+PLAN = GatePlan(("single-n1", "ddp-n2"), {"baseline": "2.13.0", "candidate": "2.14.1"}, 30.0)
 LAUNCH_S = 60.0
 
 
@@ -42,7 +42,7 @@ def launches(monkeypatch):
         now_s[0] = next(clock)
         return made_run(STEADY), made_run(STEADY)
 
-    monkeypatch.setattr(sides, "both_checkouts", lambda *_: nullcontext(SIDES))
+    monkeypatch.setattr(sides, "check_out_both", lambda *_: nullcontext(SIDES))
     monkeypatch.setattr(sides, "check_sides", lambda *_: PLAN)
     monkeypatch.setattr(interleave, "measure_in_turns", launch)
     monkeypatch.setattr(interleave, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
@@ -56,7 +56,7 @@ class Decides:
         self.after, self.asked = after, []
 
     def __call__(self, _, candidate):
-        launched = len({r // LAUNCH for r in candidate.cases[0].rounds["images_per_s"]})
+        launched = len({r // LAUNCH_OFFSET for r in candidate.cases[0].rounds["images_per_s"]})
         looked = self
 
         class Gate:
@@ -65,7 +65,7 @@ class Decides:
                 looked.asked.append(launched)
                 return launched < looked.after
 
-            def resolvable(self, _):
+            def compute_resolvable_change(self, _):
                 return 0.019 if launched >= 3 else None
 
         return Gate()
@@ -97,7 +97,7 @@ def test_time_ends_a_gate_after_the_last_launch_that_fits_and_adds_no_look(
 
 @pytest.mark.usefixtures("launches")
 def test_every_start_says_the_time_expected_then_what_is_left_and_can_be_resolved(capsys, monkeypatch):
-    monkeypatch.setattr("ddp_bench.bench.common.console.PLAIN_EVERY_S", 0.0)
+    monkeypatch.setattr("ddp_bench.bench.common.console.PLAIN_INTERVAL_S", 0.0)
     measured(Decides(9), max_time_s=450)
     said = capsys.readouterr().err
     assert said.index("expected time: about 1m 00s to 4m 00s, at 30s a launch") < said.index("launch 1 of 2")
@@ -117,7 +117,7 @@ def test_every_start_says_the_time_expected_then_what_is_left_and_can_be_resolve
 )
 def test_the_expected_time_knows_looks_and_limit(looks, max_time_s, said):
     asked = Request(reference=".", arguments=(), looks=looks, max_time_s=max_time_s)
-    assert PLAN.duration(asked) == said
+    assert PLAN.describe_duration(asked) == said
 
 
 def test_a_dry_run_prints_the_plan_and_measures_nothing(capsys, launches):
@@ -145,9 +145,9 @@ def test_a_launch_alone_decides_nothing_where_several_were_planned():
 
 def in_launches(ratios, rounds=6):
     """Both sides of a gate whose launches have these ratios of the candidate's step to the baseline's."""
-    numbers = [i * LAUNCH + r for i in range(len(ratios)) for r in range(rounds)]
+    numbers = [i * LAUNCH_OFFSET + r for i in range(len(ratios)) for r in range(rounds)]
     key = ("single", 1)
-    steps = [[100.0 for _ in numbers], [100.0 * ratios[n // LAUNCH] for n in numbers]]
+    steps = [[100.0 for _ in numbers], [100.0 * ratios[n // LAUNCH_OFFSET] for n in numbers]]
     return [made_run({key: ms}, numbers=numbers) for ms in steps]
 
 
@@ -156,12 +156,16 @@ def test_what_can_be_resolved_follows_from_how_launches_scatter():
     ratios = [1.01, 0.99, 1.02, 0.98, 1.0, 1.015]
     logs = [-math.log(one) for one in ratios]
     gate = gated(*in_launches(ratios), looks=(6, 12, 24))
-    looks = ((6, 0.25, gate.resolvable()), (6, 0.25, gate.resolvable(6)), (24, 0.5, gate.resolvable(24)))
+    looks = (
+        (6, 0.25, gate.compute_resolvable_change()),
+        (6, 0.25, gate.compute_resolvable_change(6)),
+        (24, 0.5, gate.compute_resolvable_change(24)),
+    )
     for launched, share, found in looks:
         half = t.ppf(1 - 0.01 * share, launched - 1) * statistics.stdev(logs) / math.sqrt(launched)
         assert found == pytest.approx(half, rel=0.02)
-    assert any("can resolve changes of about ±" in note for note in output.notes(gate))
-    assert gated(*in_launches(ratios[:2]), looks=(6, 12)).resolvable(6) is None, (
+    assert any("can resolve changes of about ±" in note for note in output.list_notes(gate))
+    assert gated(*in_launches(ratios[:2]), looks=(6, 12)).compute_resolvable_change(6) is None, (
         "two launches tell too little"
     )
 
@@ -185,7 +189,7 @@ def test_other_programs_are_measured_while_the_sides_are_launched(launches, monk
 
 def under_load(others, ratios=(1.0, 1.2, 0.8)):
     """Both sides of three launches that tell little, while other programs used so many of two cores."""
-    return with_load(in_launches(ratios), [Load(cores=2, others=others, seconds=60.0)])
+    return add_load(in_launches(ratios), [Load(cores=2, others=others, seconds=60.0)])
 
 
 ASKED = ("--interleave", "main", "--launches", "3", "--json", "--", "--gpus", "1")
@@ -197,15 +201,17 @@ def test_free_the_machine_first_where_its_load_hides_a_change():
     step = gate.more
     assert step.why == "free the machine first: other programs used 45% of the cores; then gate again"
     assert step.command == "python -m bench.gate --interleave main --launches 3 -- --gpus 1"
-    (load,) = json.loads(output.as_json(gate))["load"]["candidate"]
+    (load,) = json.loads(output.encode_gate(gate))["load"]["candidate"]
     assert load["others"] / load["cores"] == 0.45
-    assert any("Other programs used 45% of the cores during the rounds" in w for w in output.warnings(gate))
+    assert any(
+        "Other programs used 45% of the cores during the rounds" in w for w in output.list_warnings(gate)
+    )
     quiet = gated(*under_load(0.02), looks=(3,), asked=ASKED)
     assert "free the machine" not in quiet.more.why
-    assert "Other programs used 1% of the cores." in output.facts(quiet)
+    assert "Other programs used 1% of the cores." in output.list_facts(quiet)
     decided = gated(*under_load(0.9, (1.5, 1.51, 1.49)), looks=(3,), asked=ASKED)
     assert decided.more is None, "a regression is one under load too"
-    assert verdict(decided).startswith("regression")
+    assert describe_verdict(decided).startswith("regression")
 
 
 def test_separate_runs_name_the_side_that_was_loaded():
@@ -238,7 +244,7 @@ def test_clocks_and_throttling_are_named(sides_of, cautions):
 
 
 def test_the_clocks_of_several_launches_are_those_of_the_slowest():
-    (case, *_) = merged([on_gpus(1980.0), on_gpus(1500.0, 40.0), on_gpus(1970.0)]).cases
+    (case, *_) = merge_launches([on_gpus(1980.0), on_gpus(1500.0, 40.0), on_gpus(1970.0)]).cases
     assert (case.result.sm_clock_mhz, case.result.throttled_pct) == (1500.0, 40.0)
 
 

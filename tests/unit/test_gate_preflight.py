@@ -9,12 +9,12 @@ from gate_runs import write_run
 from made_project import NET, RUN, commit
 
 from ddp_bench.bench.common.errors import ExitCode, NothingToCompareError, UsageError
-from ddp_bench.bench.common.turns import COMPARED_ENV
+from ddp_bench.bench.common.turns import VARIABLES_ENV
 from ddp_bench.bench.gate import preflight, sides
 from ddp_bench.bench.gate.checkouts import Checkout
 from ddp_bench.bench.gate.main import main
 from ddp_bench.bench.machine import host
-from ddp_bench.bench.run.main import settings_of
+from ddp_bench.bench.run.main import parse_settings
 
 
 @pytest.fixture
@@ -102,12 +102,12 @@ def test_each_side_has_its_own_variables(monkeypatch):
     monkeypatch.setattr(Checkout, "start", start)
     how = ("--env", "ATEN_CPU_CAPABILITY=default", "--env", "A=", "--baseline-env", "B=1=2")
     assert main(["--interleave", ".", *how, *RUNS]) == ExitCode.NOT_MEASURED
-    names = {COMPARED_ENV: "B ATEN_CPU_CAPABILITY A"}
+    names = {VARIABLES_ENV: "B ATEN_CPU_CAPABILITY A"}
     assert seen["baseline"] == {"B": "1=2", **names}
     assert seen["candidate"] == {"ATEN_CPU_CAPABILITY": "default", "A": "", **names}
     for name, value in seen["candidate"].items():
         monkeypatch.setenv(name, value)
-    recorded = host.environment()
+    recorded = host.select_environment()
     assert (recorded["ATEN_CPU_CAPABILITY"], recorded["A"]) == ("default", ""), "so that folders tell it"
 
 
@@ -174,4 +174,4 @@ def test_a_baseline_without_the_option_has_nothing_to_compare_where_the_candidat
     ("given", "rounds"), [([], 20), (["--rounds", "5"], 5), (["--preset", "quick"], None)]
 )
 def test_a_gate_takes_its_own_preset_unless_another_is_named(given, rounds):
-    assert settings_of(sides.with_preset(given)).rounds == rounds
+    assert parse_settings(sides.add_preset(given)).rounds == rounds

@@ -10,17 +10,17 @@ from dataclasses import replace
 import pytest
 from generated_runs import NUM_RUNS, generated, texts_of
 
-from ddp_bench.bench.common.numbers import short_percent
+from ddp_bench.bench.common.numbers import format_percent
 from ddp_bench.bench.findings import communication
-from ddp_bench.bench.findings.answers import headline, select_batches
+from ddp_bench.bench.findings.answers import select_batches, select_headline
 from ddp_bench.bench.findings.published import answer_published
-from ddp_bench.bench.findings.settings import ALTERS
+from ddp_bench.bench.findings.settings import TRAINING_SETTINGS
 from ddp_bench.bench.findings.verdicts import BATCH, CAP, COMMUNICATION, MIN_SHARE, PUBLISHED, RESOLVED
-from ddp_bench.bench.findings.wording import hidden_share
+from ddp_bench.bench.findings.wording import get_hidden_share
 from ddp_bench.bench.page import terminal
-from ddp_bench.bench.page.render import html
-from ddp_bench.bench.results.comparisons import FASTER, OPEN, TOO_FEW, UNRESOLVED, default_of
-from ddp_bench.bench.results.published import scalings_of
+from ddp_bench.bench.page.render import render_html
+from ddp_bench.bench.results.comparisons import FASTER, OPEN_ANSWERS, TOO_FEW, UNRESOLVED, find_default
+from ddp_bench.bench.results.published import list_scalings
 
 NUMBER = r"-?[\d,]*\.?\d+"
 INTERVAL = re.compile(rf"({NUMBER})[^\s\d(]? \(({NUMBER})(?:\N{{EN DASH}}| to )({NUMBER})\)")
@@ -52,13 +52,13 @@ def asked(conclusion, question):
 
 def ddp_of(run):
     """The case whose step is explained."""
-    return default_of(headline(run.results))
+    return find_default(select_headline(run.results))
 
 
 def printed(page):
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        terminal.show(page, piped_width=100)
+        terminal.print_page(page, piped_width=100)
     return out.getvalue()
 
 
@@ -129,7 +129,11 @@ def best(made):
     for one in asked(made.conclusion, CAP):
         proved = [c for c in one.comparisons if not by_id[c.case_id].not_proved]
         chosen = [c for c in proved if c.answer == FASTER and not c.within_margin]
-        same = [c for c in chosen if not ALTERS & by_id[c.case_id].changed(by_id[c.reference_id]).keys()]
+        same = [
+            c
+            for c in chosen
+            if not TRAINING_SETTINGS & by_id[c.case_id].list_changed(by_id[c.reference_id]).keys()
+        ]
         known = [c for c in proved if c.answer != TOO_FEW]
         among = {FASTER: same or chosen, UNRESOLVED: known}.get(one.answer, [])
         said = re.search(rf"is ({NUMBER})\N{{MULTIPLICATION SIGN}}", one.text)
@@ -166,12 +170,12 @@ def unknown(made):
         intervals = [c.ratio for c in one.comparisons[:1]]
         intervals += [ddp_of(made.run).exposed_comm_ms] if one.question == COMMUNICATION else []
         if (
-            one.answer not in OPEN
+            one.answer not in OPEN_ANSWERS
             and "is proved" not in one.text
             and any(found and math.isnan(found.low) for found in intervals)
         ):
             yield one.text
-    shown = (hidden_share(case) for case in made.run.results)
+    shown = (get_hidden_share(case) for case in made.run.results)
     yield from (str(share) for share in shown if share and math.isnan(share.low))
     if made.page.trust:
         told = [one for one in made.conclusion.verdicts if not one.is_open]
@@ -189,10 +193,10 @@ def unknown(made):
 
 def efficiencies(made):
     """A run that is held against itself has its own efficiency, and neither is below the other."""
-    own = scalings_of(made.run, "itself")
+    own = list_scalings(made.run, "itself")
     for one in answer_published(replace(made.run, published=tuple(own))):
         most = max(own, key=lambda scaling: scaling.num_gpus)
-        if one.label != "as published" or short_percent(most.efficiency.estimate) not in one.text:
+        if one.label != "as published" or format_percent(most.efficiency.estimate) not in one.text:
             yield one.text
     yield from (one.text for one in asked(made.conclusion, PUBLISHED))
 
@@ -230,8 +234,8 @@ def ranked(made):
         if (is_stand_in and apart) or ("shared" in cells["Case"] and shared_apart):
             yield f"{row} is among those that compare"
     for case in made.run.results:
-        if case.number("ranked") is not None and bool(case.number("ranked")) != case.is_ranked:
-            yield f"{case.case_id} ranked {case.number('ranked')}"
+        if case.get_number("ranked") is not None and bool(case.get_number("ranked")) != case.is_ranked:
+            yield f"{case.case_id} ranked {case.get_number('ranked')}"
 
 
 def sizes(made):
@@ -265,7 +269,7 @@ def test_no_generated_run_contradicts_itself(prop):
 @pytest.mark.parametrize("seed", range(0, NUM_RUNS, 40))
 def test_terminal_and_page_say_the_same(seed):
     _, _, page = generated(seed)
-    shown, rendered = (re.sub(r"\s+", " ", text) for text in (printed(page), html(page)))
+    shown, rendered = (re.sub(r"\s+", " ", text) for text in (printed(page), render_html(page)))
     for card in page.cards:
         assert card.sentence in shown
         assert card.sentence.replace("'", "&#39;") in rendered.replace("\N{WORD JOINER}", "")
@@ -283,7 +287,7 @@ def test_the_generator_makes_what_the_properties_are_about():
         seen["accumulates"] += "single-device steps" in notes
         seen["strong"] += "of the single-device step" in notes
         seen["nothing"] += any(one.label == "adds nothing" for one in conclusion.verdicts)
-        seen["efficiency"] += bool(scalings_of(run))
+        seen["efficiency"] += bool(list_scalings(run))
         seen["stand-in"] += any(case.is_stand_in for case in run.results)
         seen["shared"] += any(case.oversubscribed for case in run.results)
         seen["load"] += any(kind == "other load" for kind, _ in page.cautions)

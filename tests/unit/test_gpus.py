@@ -11,14 +11,14 @@ from doctor_machines import Machine
 from made import block, made_manifest, planned, resolved
 from report_runs import case
 
-from ddp_bench.bench.findings.cautions import of_conditions
-from ddp_bench.bench.lab.main import visible_gpus
+from ddp_bench.bench.findings.cautions import check_conditions
+from ddp_bench.bench.lab.main import list_visible_gpus
 from ddp_bench.bench.machine import gpus
 from ddp_bench.bench.machine.manifest import Gpu, GpuPair
-from ddp_bench.bench.results.aggregate import Outcome, case_rows
+from ddp_bench.bench.results.aggregate import CaseOutcome, make_case_rows
 from ddp_bench.bench.results.case_columns import CASES
-from ddp_bench.bench.results.case_result import case_results
-from ddp_bench.bench.results.columns import BLOCKS, typed_frame
+from ddp_bench.bench.results.case_result import read_case_results
+from ddp_bench.bench.results.columns import BLOCKS, make_frame
 from ddp_bench.bench.results.round_times import RoundTimes
 
 BOTH = ["GPU-a1234567", "GPU-b1234567"]
@@ -43,7 +43,7 @@ def two(monkeypatch):
 
 
 def test_what_a_manifest_keeps_of_gpus(two):
-    first, second = gpus.gpus(BOTH)
+    first, second = gpus.describe_gpus(BOTH)
     assert first == Gpu(
         uuid="GPU-a1234567",
         name="NVIDIA A100-SXM4-80GB",
@@ -55,7 +55,7 @@ def test_what_a_manifest_keeps_of_gpus(two):
     kept = ("nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex")
     for name in two.keys() - set(kept):
         del two[name]
-    assert gpus.gpus(BOTH) == [Gpu(), Gpu()], "of those that support no reading"
+    assert gpus.describe_gpus(BOTH) == [Gpu(), Gpu()], "of those that support no reading"
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_what_a_manifest_keeps_of_gpus(two):
 )
 def test_visible_devices(setting, chosen):
     names = [["GPU-aa11"], ["GPU-bb22", "MIG-b111", "MIG-b222"], ["GPU-cc33"]]
-    assert gpus.visible(setting, names) == chosen
+    assert gpus.find_visible_gpus(setting, names) == chosen
 
 
 @pytest.mark.parametrize(
@@ -90,15 +90,15 @@ def test_gpus_that_take_a_single_process(two, monkeypatch, tmp_path, modes, has_
 
 @pytest.mark.usefixtures("two")
 def test_gpus_are_those_that_cuda_sees(monkeypatch):
-    assert [gpu.uuid for gpu in gpus.gpus()] == visible_gpus() == BOTH
-    assert [gpu.uuid for gpu in gpus.gpus(BOTH[::-1])] == BOTH[::-1]
+    assert [gpu.uuid for gpu in gpus.describe_gpus()] == list_visible_gpus() == BOTH
+    assert [gpu.uuid for gpu in gpus.describe_gpus(BOTH[::-1])] == BOTH[::-1]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert [gpu.uuid for gpu in gpus.gpus()] == [BOTH[1]]
-    assert visible_gpus() == ["1"]  # the user's own word
-    assert [gpu.uuid for gpu in gpus.gpus(BOTH[:1])] == BOTH[:1], "torch has looked"
-    assert gpus.gpus(["GPU-unknown"]) == [Gpu()]
+    assert [gpu.uuid for gpu in gpus.describe_gpus()] == [BOTH[1]]
+    assert list_visible_gpus() == ["1"]  # the user's own word
+    assert [gpu.uuid for gpu in gpus.describe_gpus(BOTH[:1])] == BOTH[:1], "torch has looked"
+    assert gpus.describe_gpus(["GPU-unknown"]) == [Gpu()]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert gpus.gpus() == []
+    assert gpus.describe_gpus() == []
 
 
 def test_a_gpu_that_a_cgroup_keeps_away_is_none(two):
@@ -110,8 +110,8 @@ def test_a_gpu_that_a_cgroup_keeps_away_is_none(two):
         return opened(index)
 
     two["nvmlDeviceGetHandleByIndex"] = handle
-    assert [gpu.uuid for gpu in gpus.gpus(BOTH)] == [None, BOTH[1]]
-    assert gpus.pairs(BOTH) == []
+    assert [gpu.uuid for gpu in gpus.describe_gpus(BOTH)] == [None, BOTH[1]]
+    assert gpus.describe_pairs(BOTH) == []
 
 
 def test_pairs_are_told_by_the_places_of_their_uuids(two):
@@ -119,7 +119,7 @@ def test_pairs_are_told_by_the_places_of_their_uuids(two):
     two["nvmlDeviceGetP2PStatus"] = lambda a, b, index: int(
         (a, b, index) != (first, second, pynvml.NVML_P2P_CAPS_INDEX_WRITE)
     )
-    found = gpus.pairs(["GPU-unknown", "GPU-b1234567", "GPU-a1234567"])
+    found = gpus.describe_pairs(["GPU-unknown", "GPU-b1234567", "GPU-a1234567"])
     assert found == [GpuPair(first=1, second=2, nvlink=False, peer_access=True)]
 
 
@@ -134,10 +134,10 @@ def test_a_slice_is_its_parent_and_says_mig(two):
     two["nvmlDeviceGetMaxMigDeviceCount"] = lambda handle: 7 if handle is parent else 0
     two["nvmlDeviceGetMigDeviceHandleByIndex"] = slot
     for name in ("GPU-5117e", "GPU-b1234567"):  # torch may tell the slice's digits, or its parent's
-        (found,) = gpus.gpus([name])
+        (found,) = gpus.describe_gpus([name])
         assert (found.uuid, found.name) == ("GPU-b1234567", "NVIDIA A100-SXM4-80GB MIG")
         assert found.memory_mib is None
-    assert gpus.pairs(["GPU-a1234567", "GPU-5117e"]) == [GpuPair(first=0, second=1)]
+    assert gpus.describe_pairs(["GPU-a1234567", "GPU-5117e"]) == [GpuPair(first=0, second=1)]
 
 
 SETTINGS = resolved(device="cuda", gpus=(2,), batch_size=50, sweep="star")
@@ -160,8 +160,8 @@ def rows(mode, round_index, *ranks, ms=100.0):
 
 
 def row_of(mode, *blocks):
-    frame = typed_frame([row for ranks in blocks for row in ranks], BLOCKS)
-    return case_rows([Outcome(PLAN[mode])], RoundTimes.of(frame)).iloc[0]
+    frame = make_frame([row for ranks in blocks for row in ranks], BLOCKS)
+    return make_case_rows([CaseOutcome(PLAN[mode])], RoundTimes.from_frame(frame)).iloc[0]
 
 
 def test_the_gpus_of_all_ranks_together():
@@ -222,8 +222,8 @@ def test_what_steps_asked_the_driver_for_is_added_up():
 
 
 def warned(*rows):
-    cases = case_results(typed_frame(rows, CASES))
-    return {one.kind: one for one in of_conditions(made_manifest(), cases, cases)}
+    cases = read_case_results(make_frame(rows, CASES))
+    return {one.kind: one for one in check_conditions(made_manifest(), cases, cases)}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import sys
 import pytest
 from tried_commands import put_run, stop_at_processes, tried
 
-from ddp_bench.__main__ import COMMANDS, main_of
+from ddp_bench.__main__ import COMMANDS, load_main
 
 BESIDE = {
     "predict": "RUN --gpus 2",
@@ -77,7 +77,7 @@ def offered(name):
     """The options of a command's whole help, each with its metavar."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
-        main_of(name)(["--help-all"])
+        load_main(name)(["--help-all"])
     text = said.getvalue().partition("\n\n")[2]
     return re.findall(r"^  (--[\w-]+)(?: (\S+))?", text, re.MULTILINE)
 
@@ -96,7 +96,7 @@ def test_every_option_of_a_help_is_taken(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "net", raising=False)
     stop_at_processes(monkeypatch)
-    main_of("predict")([*BESIDE["predict"].split(), "--json"])
+    load_main("predict")([*BESIDE["predict"].split(), "--json"])
     (tmp_path / "p.json").write_text(capsys.readouterr().out)
     assert len(CASES) > 120
     for name, option, metavar in CASES:

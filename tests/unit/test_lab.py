@@ -11,11 +11,11 @@ from torch.distributed.run import get_args_parser
 
 from ddp_bench.bench.common.cli import resolve_command
 from ddp_bench.bench.common.errors import UsageError
-from ddp_bench.bench.common.process import own_command
+from ddp_bench.bench.common.process import make_package_command
 from ddp_bench.bench.lab import job, network
 from ddp_bench.bench.lab import main as lab
 from ddp_bench.bench.lab.job import is_bench_run, is_torchrun
-from ddp_bench.bench.lab.main import summary
+from ddp_bench.bench.lab.main import summarize_lab
 
 
 @pytest.mark.parametrize("missing", ["ip", "tc", "nsenter", "setpriv", "unshare"])
@@ -24,7 +24,7 @@ def test_a_missing_tool_is_named_with_its_package(missing, tmp_path, monkeypatch
     for tool in {"ip", "tc", "nsenter", "setpriv", "unshare"} - {missing}:
         (tmp_path / tool).write_text("#!/bin/sh\n")
         (tmp_path / tool).chmod(0o755)
-    monkeypatch.setattr(network, "environment", lambda: {"PATH": os.fspath(tmp_path)})
+    monkeypatch.setattr(network, "get_environment", lambda: {"PATH": os.fspath(tmp_path)})
     with pytest.raises(UsageError, match=rf"'{missing}'.*install (iproute2|util-linux)"):
         network.require_support()
     monkeypatch.setattr(sys, "platform", "darwin")
@@ -45,7 +45,7 @@ def test_a_missing_tool_is_named_with_its_package(missing, tmp_path, monkeypatch
 )
 def test_a_rate_is_decimal_and_has_one_label(rate, bit_per_s, label):
     options = lab.parse(["--hosts", "3", "--rate", rate, "--", "python", "-m", "bench.run", "--rate", "x"])
-    assert options.command == own_command("run", "--rate", "x")
+    assert options.command == make_package_command("run", "--rate", "x")
     assert options.link == network.ShapedLink(bit_per_s)
     assert options.link.label == label
     assert network.parse_rate(label) == bit_per_s
@@ -62,7 +62,7 @@ def test_anything_else_is_no_rate(text):
 
 @given(st.integers(0, 200), st.integers(2, 64))
 def test_hosts_get_equal_contiguous_shares_and_share_only_when_there_are_too_few(items, hosts):
-    found = lab.shares(range(items), hosts)
+    found = lab.split_shares(range(items), hosts)
     if not items:
         assert found == [[]] * hosts
         return
@@ -84,11 +84,11 @@ def test_hosts_get_equal_contiguous_shares_and_share_only_when_there_are_too_few
     ],
 )
 def test_the_code_a_program_chose_beats_those_of_its_victims(codes, expected):
-    assert job.job_exit_code(codes) == expected
+    assert job.choose_exit_code(codes) == expected
 
 
 PYTHON = "/opt/env/bin/python3.12"
-RUN = own_command("run", python=PYTHON)
+RUN = make_package_command("run", python=PYTHON)
 TORCHRUN = [PYTHON, "-m", "torch.distributed.run"]
 MEANT = {
     **{f"{python} -m bench.run": RUN for python in ("python", "python3", PYTHON, "python3.12")},
@@ -117,11 +117,11 @@ def test_what_is_no_command_is_refused_with_an_example(words):
 
 def test_torchrun_is_told_where_it_is_by_the_variables_that_it_reads():
     second = job.HostJob(host=1, num_hosts=3, ranks_per_host=2, run_id="x", command=[])
-    with unittest.mock.patch.dict(os.environ, job.torchrun_environment(second)):
+    with unittest.mock.patch.dict(os.environ, job.make_torchrun_environment(second)):
         options = get_args_parser().parse_args(["train.py"])
     assert (options.nnodes, options.nproc_per_node, options.node_rank) == ("3", "2", 1)
-    assert (options.master_addr, options.master_port) == (network.address(0), job.TORCHRUN_PORT)
-    assert options.local_addr == network.address(1)
+    assert (options.master_addr, options.master_port) == (network.get_address(0), job.TORCHRUN_PORT)
+    assert options.local_addr == network.get_address(1)
 
 
 @given(st.integers(network.MIN_RATE_BIT_PER_S, network.MAX_RATE_BIT_PER_S))
@@ -135,12 +135,14 @@ def test_the_bucket_outlasts_a_late_kernel_and_the_queue_drops_no_tail_of_a_mess
 
 
 def test_both_ends_of_a_link_are_shaped_alike():
-    host, switch = (network.shaping_commands(name, network.ShapedLink(10**9)) for name in ("eth0", "host0"))
+    host, switch = (
+        network.make_shaping_commands(name, network.ShapedLink(10**9)) for name in ("eth0", "host0")
+    )
     assert [line.replace("eth0", "host0") for line in host] == switch
     assert "rate 1000000000bit" in host[0]
 
 
 def test_the_summary_says_when_hosts_share_cores():
     shaped = network.ShapedLink(10**9)
-    assert "shared" not in summary(2, 1, shaped, [[0, 1], [2, 3]])
-    assert "1 CPU core per host, shared between hosts" in summary(3, 1, shaped, [[0], [1], [0]])
+    assert "shared" not in summarize_lab(2, 1, shaped, [[0, 1], [2, 3]])
+    assert "1 CPU core per host, shared between hosts" in summarize_lab(3, 1, shaped, [[0], [1], [0]])

@@ -8,9 +8,9 @@ from finding_cases import SINGLE, made_run
 from made import block
 from report_runs import case
 
-from ddp_bench.bench.findings.late_ranks import estimate, find_late_buckets, find_latest
-from ddp_bench.bench.results.columns import BLOCKS, typed_frame
-from ddp_bench.report.page import page
+from ddp_bench.bench.findings.late_ranks import estimate_typical, find_late_buckets, find_latest
+from ddp_bench.bench.results.columns import BLOCKS, make_frame
+from ddp_bench.report.page import make_page
 
 DDP = case("ddp", 3, 200.0, num_buckets=2, bucket_bytes="1048576/4194304")
 
@@ -37,7 +37,7 @@ def looked_at(late_ms, *, rounds=12, case_=DDP, **without):
             rows.append(
                 block(case_["case_id"], r, 100.0, phase="anatomy", rank=rank, detail=json.dumps(detail))
             )
-    return made_run([SINGLE, case_], blocks=typed_frame(rows, BLOCKS))
+    return made_run([SINGLE, case_], blocks=make_frame(rows, BLOCKS))
 
 
 def late(run):
@@ -54,7 +54,7 @@ def test_each_bucket_has_its_own_late_rank():
 
 def test_the_page_names_a_late_rank_only_where_it_is_surely_late():
     (table,) = [
-        one for fold in page(looked_at(4.0)).folds for one in fold.tables if one.title == "Late ranks"
+        one for fold in make_page(looked_at(4.0)).folds for one in fold.tables if one.title == "Late ranks"
     ]
     named = [row[2] for row in table.rows]
     assert named == ["rank 2", "no rank surely"]  # with the second bucket ranks 1 and 2 are equally late
@@ -80,4 +80,4 @@ def test_the_latest_is_the_one_that_leads_by_the_median():
     latest, lead = find_latest(work)
     assert latest == 1
     assert lead == [1.0, -4.0, 0.0]
-    assert estimate([0.0] * 6).value == 0.0
+    assert estimate_typical([0.0] * 6).value == 0.0

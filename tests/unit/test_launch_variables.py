@@ -4,17 +4,17 @@ import pytest
 from commands import bench_run
 
 from ddp_bench.bench.common.errors import UsageError
-from ddp_bench.bench.machine.launch import Launch, launch, ranks_environment
+from ddp_bench.bench.machine.launch import Launch, make_ranks_environment, read_launch
 
 PLACE = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 TORCHRUN = {**PLACE, "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
 
 
 def test_torchrun_and_a_hand_that_does_its_part():
-    assert launch(TORCHRUN) == Launch(5, 8, 1, 4, 29500)
+    assert read_launch(TORCHRUN) == Launch(5, 8, 1, 4, 29500)
     again = {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "2"}
-    assert launch(TORCHRUN | again) == Launch(5, 8, 1, 4, 29500, "job", 2)
-    assert launch({"WORLD_SIZE": "8", "MASTER_ADDR": "node0"}) is None, "a container's image may say so"
+    assert read_launch(TORCHRUN | again) == Launch(5, 8, 1, 4, 29500, "job", 2)
+    assert read_launch({"WORLD_SIZE": "8", "MASTER_ADDR": "node0"}) is None, "a container's image may say so"
 
 
 WRONG = [
@@ -41,7 +41,7 @@ WRONG = [
 @pytest.mark.parametrize(("environment", "said"), WRONG)
 def test_what_is_missing_or_wrong_is_named(environment, said):
     with pytest.raises(UsageError) as caught:
-        launch({**environment, **ranks_environment(environment)})
+        read_launch({**environment, **make_ranks_environment(environment)})
     assert str(caught.value).startswith(said)
 
 
@@ -66,8 +66,8 @@ STEP = {
 
 def test_a_task_of_srun_is_a_rank():
     meeting = {"MASTER_ADDR": "gpu07", "MASTER_PORT": "24567", "TORCHELASTIC_RUN_ID": "slurm-1234567.3"}
-    assert ranks_environment(STEP) == PLACE | meeting
-    assert ranks_environment({**STEP, "MASTER_PORT": "1", "MASTER_ADDR": "x"})["MASTER_PORT"] == "1"
+    assert make_ranks_environment(STEP) == PLACE | meeting
+    assert make_ranks_environment({**STEP, "MASTER_PORT": "1", "MASTER_ADDR": "x"})["MASTER_PORT"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_task_of_srun_is_a_rank():
     ids=["no Slurm", "torchrun under srun", "batch script", "one task"],
 )
 def test_what_is_no_step_of_ranks(other):
-    assert ranks_environment(other) == {}
+    assert make_ranks_environment(other) == {}
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_what_is_no_step_of_ranks(other):
     ],
 )
 def test_ranks_meet_on_the_first_host(names, first):
-    found = ranks_environment({**STEP, "SLURM_STEP_NODELIST": names})
+    found = make_ranks_environment({**STEP, "SLURM_STEP_NODELIST": names})
     assert found["MASTER_ADDR"] == first
 
 
@@ -107,4 +107,4 @@ def test_ranks_meet_on_the_first_host(names, first):
 )
 def test_hosts_without_a_name_and_unequal_ones_are_refused(name, value, said):
     with pytest.raises(UsageError, match=said):
-        ranks_environment({**STEP, name: value})
+        make_ranks_environment({**STEP, name: value})

@@ -12,8 +12,8 @@ import scipy
 from accuracy_tables import LAUNCHES
 from commands import ROOT
 
-from ddp_bench.bench.stats.fit import Typical, fit
-from ddp_bench.bench.stats.interval import common_value
+from ddp_bench.bench.stats.fit import FittedSteps, fit_two_way
+from ddp_bench.bench.stats.interval import estimate_common_value
 
 PAGE = (ROOT / "docs" / "measuring.md").read_text(encoding="utf-8")
 SERIES = ("A", "B", "C")
@@ -57,7 +57,7 @@ def each_launch(series):
 @cache
 def fits(series):
     """Of every launch the cases and their fit."""
-    return [(list(columns), fit(np.array([*columns.values()]).T)) for columns in each_launch(series)]
+    return [(list(columns), fit_two_way(np.array([*columns.values()]).T)) for columns in each_launch(series)]
 
 
 def apart(series, first, second):
@@ -84,9 +84,9 @@ def test_the_page_says_how_far_launches_lie_apart(row):
 
 def ratios(steps):
     """The intervals of a run, by its rounds."""
-    fitted = Typical({(case, "timed"): ms for case, ms in steps.items()})
+    fitted = FittedSteps({(case, "timed"): ms for case, ms in steps.items()})
     return {
-        pair: fitted.log_ratio(*pair).interval().exp()
+        pair: fitted.estimate_log_ratio(*pair).compute_interval().exponentiate()
         for pairs in ROWS.values()
         for pair in pairs
         if all(case in steps for case in pair)
@@ -96,8 +96,8 @@ def ratios(steps):
 def held(series):
     """Of each run the share of its intervals that hold what the runs of the series have in common."""
     found = [ratios(steps) for _, steps in runs(series)]
-    common = {pair: common_value([one[pair] for one in found]) for pair in found[0]}
-    return [fmean(not one.excludes(common[pair]) for pair, one in each.items()) for each in found]
+    common = {pair: estimate_common_value([one[pair] for one in found]) for pair in found[0]}
+    return [fmean(not one.is_clear_of(common[pair]) for pair, one in each.items()) for each in found]
 
 
 def test_the_page_says_how_many_intervals_hold_the_common_value():

@@ -8,14 +8,14 @@ from made import made_manifest, new_run, planned, resolved
 from selection import in_campaign
 
 from ddp_bench.bench.common.errors import UsageError
-from ddp_bench.bench.plan.sweep import plan_hash
+from ddp_bench.bench.plan.sweep import hash_plan
 from ddp_bench.bench.results.block_times import BlockTimes
 from ddp_bench.bench.results.case_columns import FILES
-from ddp_bench.bench.results.columns import LEAST, MOST, typed_frame
+from ddp_bench.bench.results.columns import MAX_NUMBER, MIN_NUMBER, make_frame
 from ddp_bench.bench.results.journal import JOURNAL, Completion, read, read_blocks
 from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.results.store import load_run
-from ddp_bench.bench.results.tables import read_table, table_bytes
+from ddp_bench.bench.results.tables import encode_table, read_table
 from ddp_bench.bench.run.open_folder import begin_attempt
 
 PLAN = planned(resolved(modes=["ddp", "single"]))
@@ -33,7 +33,7 @@ def add_block(recorder, case, round_index):
 def killed(tmp_path):
     """A run that was killed after three rounds."""
     writer = new_run(tmp_path / "run")
-    writer.write_manifest(made_manifest(plan_hash=plan_hash(PLAN), created_utc="2026-01-02T03:04:05+00:00"))
+    writer.write_manifest(made_manifest(plan_hash=hash_plan(PLAN), created_utc="2026-01-02T03:04:05+00:00"))
     recorder = Recorder.begin(PLAN, writer)
     begin_attempt(recorder, {})
     for index, _ in enumerate(PLAN):
@@ -41,7 +41,7 @@ def killed(tmp_path):
     recorder.add_allreduce(2, "gloo", {4096: [1.0, 2.0], 16384: [3.0]})
     for round_index in (1, 2, 3):
         for one in PLAN:
-            recorder.note(0, f"round {round_index} (timed)")
+            recorder.record_start(0, f"round {round_index} (timed)")
             add_block(recorder, one.case, round_index)
     return tmp_path / "run"
 
@@ -50,7 +50,7 @@ def finished(folder):
     """Its tables, once it has been resumed and has come to its end."""
     recorder = Recorder.reopen(folder)
     case, round_index = LAST
-    if (case.case_id, "timed", round_index) not in recorder.measured():
+    if (case.case_id, "timed", round_index) not in recorder.list_measured():
         add_block(recorder, case, round_index)
     recorder.write()
     recorder.close(Completion.ROUNDS)
@@ -143,10 +143,10 @@ def test_a_block_comes_back_from_the_log_as_it_was_recorded(killed):
 
 EXTREMES = (
     0.0,
-    LEAST,
+    MIN_NUMBER,
     -2.5e-17,
     5e-324,
-    MOST,
+    MAX_NUMBER,
     1e16,
     -1e16,
     1e300,
@@ -164,12 +164,14 @@ def test_any_number_of_any_column_is_read_again_once_it_is_written(name, tmp_pat
     columns = FILES[name]
     row = {c.name: c.among[0] if c.among else usual[c.kind] for c in columns}
     numbers = [c for c in columns if c.kind == "float" and not c.needed]
-    frame = typed_frame([{**row, c.name: number} for c in numbers for number in EXTREMES], columns)
-    (tmp_path / name).write_bytes(table_bytes(frame))
+    frame = make_frame([{**row, c.name: number} for c in numbers for number in EXTREMES], columns)
+    (tmp_path / name).write_bytes(encode_table(frame))
     again = read_table(tmp_path / name, columns)
     pd.testing.assert_frame_equal(again, frame, rtol=1e-11, check_exact=False)
     for column in numbers:
-        assert set(frame[column.name].dropna()) >= {1 / 3, MOST} | ({0.0} if column.above < 0 else set())
+        assert set(frame[column.name].dropna()) >= {1 / 3, MAX_NUMBER} | (
+            {0.0} if column.above < 0 else set()
+        )
 
 
 def test_a_fact_of_a_case_too_small_or_too_large_for_its_table_ends_no_run(killed):

@@ -18,12 +18,12 @@ from ddp_bench.bench.modes import Place
 from ddp_bench.bench.modes.base import SingleMode
 from ddp_bench.bench.results.block_times import BlockTimes, DeviceMemory
 from ddp_bench.bench.worker import rank
-from ddp_bench.bench.worker.facts import Warmed, facts_of
-from ddp_bench.bench.worker.held_case import HeldCase, Shared
+from ddp_bench.bench.worker.facts import Warmed, make_case_facts
+from ddp_bench.bench.worker.held_case import PreparedCase, Shared
 from ddp_bench.bench.worker.messages import Settle, Wait
 from ddp_bench.bench.worker.rank import Rank
 from ddp_bench.models.data import open_source
-from ddp_bench.models.registry import resnet_workload
+from ddp_bench.models.registry import make_resnet_workload
 from ddp_bench.models.workload import make_module
 
 MIB = 2**20
@@ -79,7 +79,7 @@ def test_a_case_takes_what_it_adds_to_what_others_hold(allocators):
     first.take(300, gap=40)
     first.free(200)
     first.take(50)
-    assert watch.taken() == (DeviceMemory(300.0, 340.0),)
+    assert watch.measure_rise() == (DeviceMemory(300.0, 340.0),)
 
 
 def test_a_batch_that_cases_share_counts_to_each(allocators):
@@ -87,19 +87,19 @@ def test_a_batch_that_cases_share_counts_to_each(allocators):
     batch = SimpleNamespace(nbytes=20 * MIB, is_cuda=True)
     watch = MemoryWatch(GPUS[:2], [batch])
     allocators[0].take(300)
-    assert watch.taken() == (DeviceMemory(320.0, 320.0), DeviceMemory(0.0, 0.0))
+    assert watch.measure_rise() == (DeviceMemory(320.0, 320.0), DeviceMemory(0.0, 0.0))
 
 
 def test_a_case_in_a_gap_of_another_reserves_what_its_tensors_need(allocators):
     watch = MemoryWatch(GPUS[:1])
     allocators[0].peak_allocated += 7 * MIB
-    assert watch.taken() == (DeviceMemory(7.0, 7.0),)
+    assert watch.measure_rise() == (DeviceMemory(7.0, 7.0),)
 
 
 def test_cpu_cores_tell_nothing_and_leave_gpus_alone(allocators):
     allocators[0].take(5)
     allocators[0].free(5)
-    assert MemoryWatch([torch.device("cpu")]).taken() == ()
+    assert MemoryWatch([torch.device("cpu")]).measure_rise() == ()
     assert allocators[0].reserved == 5 * MIB
 
 
@@ -109,7 +109,7 @@ def case(mode):
 
 def facts(mode, *by_rank):
     warmed = [Warmed(times=BlockTimes(1.0, (1.0,)), memory=memory) for memory in by_rank]
-    return facts_of(case(mode), warmed)
+    return make_case_facts(case(mode), warmed)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_nothing_is_collected_for_a_run_on_cpu_cores(dropped):
 
 def test_gradients_are_there_within_blocks_alone():
     """Of every live case they would take as much as its parameters."""
-    workload = resnet_workload("resnet20", 8)
+    workload = make_resnet_workload("resnet20", 8)
     one = case_of(mode="single", num_devices=1, arch="resnet20", image_size=8)
     place = Place(rank=0, device=torch.device("cpu"), cores=(0,))
     module = make_module(workload)
@@ -190,7 +190,7 @@ def test_gradients_are_there_within_blocks_alone():
     )
     trainer = Trainer(one, SingleMode(module), workload, source)
     shared = Shared(place=place, settings=None, clock=make_clock(place.device), prover=None)
-    live = HeldCase(one, None, shared, trainer, None)
+    live = PreparedCase(one, None, shared, trainer, None)
     seen = []
     trainer.optimizer.register_step_post_hook(
         lambda *_: seen.append(all(p.grad is not None for p in module.parameters()))

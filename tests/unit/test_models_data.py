@@ -17,17 +17,17 @@ from ddp_bench.bench.proof.making import Maker
 from ddp_bench.bench.worker import held_case
 from ddp_bench.models.data import open_source
 from ddp_bench.models.nested import (
-    chunk,
-    cut,
     describe,
     join,
-    leaves_of,
+    list_leaves,
+    split_rows,
+    split_tensors,
 )
-from ddp_bench.models.registry import resnet_workload
+from ddp_bench.models.registry import make_resnet_workload
 from ddp_bench.models.workload import Workload
 
 CPU = torch.device("cpu")
-WORKLOAD = resnet_workload("resnet20", 8)
+WORKLOAD = make_resnet_workload("resnet20", 8)
 
 
 def opened(data, workload=WORKLOAD, **more):
@@ -92,7 +92,7 @@ def test_cases_of_one_size_share_their_batches(data):
     settings = resolved(data=data, arch="resnet20", batch_size=2, gpus=(1, 2, 4))
     shared = shared_by(settings)
     cases = [one.case for one in planned(settings, image_size=8)]
-    sources = [held_case.source_of(case, shared) for case in cases]
+    sources = [held_case.open_case_source(case, shared) for case in cases]
     assert (
         len(sources)
         > len(shared.drawn)
@@ -117,7 +117,7 @@ def test_a_batch_on_the_device_that_a_loss_changes_is_a_new_one_in_every_step():
 
 def test_lists_of_an_entry_a_row_are_cut_with_the_tensors():
     batch = {"x": torch.arange(5), "texts": list("abcde"), "pair": [1, 2], "more": ({"ids": list("vwxyz")},)}
-    parts = cut(batch, 2)
+    parts = split_rows(batch, 2)
     assert [part["x"].tolist() for part in parts] == [[0, 1, 2], [3, 4]]
     assert [part["texts"] for part in parts] == [["a", "b", "c"], ["d", "e"]]
     assert [part["more"][0]["ids"] for part in parts] == [["v", "w", "x"], ["y", "z"]]
@@ -210,23 +210,23 @@ def on_cpu(function):
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
 def test_a_nesting_is_split_as_torch_scatters_it(value, number):
     wanted = list(on_cpu(scatter_gather.scatter)(value, list(range(number))))
-    found = chunk(value, number)
+    found = split_tensors(value, number)
     # A tensor of 6 rows makes 3 chunks for 4 devices; without one beside them torch repeats the rest.
     assert len(found) == min(len(wanted), len(counting(6).chunk(number)))
     assert all(map(same, found, wanted))
 
 
 @pytest.mark.parametrize(
-    "value", [n for n in NESTINGS if not any(isinstance(x, str | float) for x in leaves_of(n))]
+    "value", [n for n in NESTINGS if not any(isinstance(x, str | float) for x in list_leaves(n))]
 )
 def test_outputs_are_joined_as_torch_gathers_them(value):
-    parts = chunk(value, 2)
+    parts = split_tensors(value, 2)
     assert same(join(parts), on_cpu(scatter_gather.gather)(parts, 0))
     assert same(join(parts), value)
 
 
 def test_tensors_of_fewer_rows_than_the_others_decide_as_in_torch():
-    assert len(chunk((counting(6), counting(1)), 2)) == 1
+    assert len(split_tensors((counting(6), counting(1)), 2)) == 1
 
 
 @pytest.mark.parametrize(

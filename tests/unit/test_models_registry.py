@@ -11,8 +11,8 @@ from torch import nn
 from torchvision.models import get_model_weights
 
 from ddp_bench.bench.common.errors import UsageError, UserCodeError
-from ddp_bench.models.profile import num_outputs, profile_workload
-from ddp_bench.models.registry import ARCHS, load_workload, resnet_workload
+from ddp_bench.models.profile import count_outputs, profile_workload
+from ddp_bench.models.registry import ARCHS, load_workload, make_resnet_workload
 from ddp_bench.models.workload import Workload
 
 
@@ -41,7 +41,7 @@ def write(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("arch", of_archs(ARCHS))
 def test_every_architecture_takes_its_own_batches(arch):
-    workload = resnet_workload(arch, 40)
+    workload = make_resnet_workload(arch, 40)
     inputs, targets = workload.batch(3, torch.Generator().manual_seed(0))
     with torch.device("meta"):
         outputs = workload.module()(inputs.to("meta"))
@@ -54,9 +54,9 @@ def test_every_architecture_takes_its_own_batches(arch):
 
 def test_an_unknown_architecture_names_the_nearest_and_all():
     with pytest.raises(UsageError, match=r"'resnet5O'; did you mean 'resnet50'.*known: resnet20, resnet18"):
-        resnet_workload("resnet5O", 64)
+        make_resnet_workload("resnet5O", 64)
     with pytest.raises(UsageError, match="'zzz'; known:"):
-        resnet_workload("zzz", 64)
+        make_resnet_workload("zzz", 64)
 
 
 def test_a_function_that_makes_a_module(write):
@@ -272,7 +272,7 @@ class Shift(nn.Module):
 @pytest.mark.parametrize("arch", of_archs(a for a in ARCHS if a != "resnet20"))
 def test_sizes_and_flops_are_those_torchvision_publishes(arch):
     published = get_model_weights(arch).IMAGENET1K_V1.meta
-    profile = profile_workload(resnet_workload(arch, 224))
+    profile = profile_workload(make_resnet_workload(arch, 224))
     assert profile.num_params == published["num_params"]
     assert profile.gradient_bytes == 4 * published["num_params"]
     assert profile.forward_flops_per_image == pytest.approx(2e9 * published["_ops"], abs=1.1e6)
@@ -285,7 +285,7 @@ def test_the_type_of_the_parameters_is_their_own(dtype, name):
     before = torch.get_default_dtype()
     try:
         torch.set_default_dtype(dtype)
-        assert profile_workload(resnet_workload("resnet20", 32)).dtype == name
+        assert profile_workload(make_resnet_workload("resnet20", 32)).dtype == name
     finally:
         torch.set_default_dtype(before)
 
@@ -295,7 +295,7 @@ def test_resnet20_flops_are_those_of_its_layers():
     stage1 = 6 * (3 * 3 * 16 * 16 * 32 * 32)
     stage2 = 3 * 3 * 16 * 32 * 16 * 16 + 5 * (3 * 3 * 32 * 32 * 16 * 16)
     stage3 = 3 * 3 * 32 * 64 * 8 * 8 + 5 * (3 * 3 * 64 * 64 * 8 * 8)
-    flops = profile_workload(resnet_workload("resnet20", 32)).forward_flops_per_image
+    flops = profile_workload(make_resnet_workload("resnet20", 32)).forward_flops_per_image
     assert flops == 2 * (stem + stage1 + stage2 + stage3 + 64 * 10)
 
 
@@ -309,7 +309,7 @@ def test_frozen_parameters_have_no_gradient_bytes():
 def test_a_model_that_refuses_the_meta_device_is_counted_on_the_cpu():
     workload, before = Workload(name="real", module=NeedsRealNumbers, batch=_rows), torch.get_rng_state()
     assert profile_workload(workload).forward_flops_per_image == 2 * 4 * 3
-    assert num_outputs(workload) == 3
+    assert count_outputs(workload) == 3
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -319,10 +319,10 @@ def test_flops_that_cannot_be_counted_are_none_and_the_sizes_stay():
     refuses = Workload(name="refuses", module=Refuses, batch=_rows)
     assert profile_workload(refuses).num_params == 15
     assert profile_workload(refuses).forward_flops_per_image is None
-    assert num_outputs(refuses) is None
+    assert count_outputs(refuses) is None
 
 
 def test_num_outputs_is_known_for_classifiers_only():
-    assert num_outputs(resnet_workload("resnet18", 32)) == 1000
+    assert count_outputs(make_resnet_workload("resnet18", 32)) == 1000
     flat = Workload(name="flat", module=lambda: nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)), batch=_rows)
-    assert num_outputs(flat) is None
+    assert count_outputs(flat) is None

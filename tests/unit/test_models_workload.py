@@ -18,11 +18,16 @@ from torch.optim import SGD, Adam, AdamW
 from ddp_bench.bench.common.errors import UsageError, UserCodeError
 from ddp_bench.bench.plan.case_settings import StepSettings
 from ddp_bench.models import step
-from ddp_bench.models.checks import checked
-from ddp_bench.models.nested import cut, map_tensors, objects_of, tensors_of
-from ddp_bench.models.registry import resnet_workload
-from ddp_bench.models.step import has_fused_optimizer, optimizer_of, placed, takes_images
-from ddp_bench.models.workload import Workload, has_rows, loss_function, make_batch, make_module
+from ddp_bench.models.checks import check_workload
+from ddp_bench.models.nested import list_objects, list_tensors, map_tensors, split_rows
+from ddp_bench.models.registry import make_resnet_workload
+from ddp_bench.models.step import (
+    has_fused_optimizer,
+    has_image_inputs,
+    make_optimizer_factory,
+    move_and_compile,
+)
+from ddp_bench.models.workload import Workload, has_rows, make_batch, make_loss_function, make_module
 
 
 def rows(batch_size, generator):
@@ -88,7 +93,7 @@ class Expanded(nn.Linear):
 
 def refused(size=2, **changes):
     with pytest.raises(UsageError) as caught:
-        make_batch(checked(workload(**changes)), batch_size=size)
+        make_batch(check_workload(workload(**changes)), batch_size=size)
     assert not isinstance(caught.value, UserCodeError)
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -126,7 +131,9 @@ def test_fused_kernels_leave_the_optimizer_what_the_user_set_its_hooks_and_its_r
 
     for fused in (False, True):
         parameter = nn.Parameter(torch.ones(3))
-        optimizer = optimizer_of(workload(optimizer=hooked), StepSettings(fused_optimizer=fused))([parameter])
+        optimizer = make_optimizer_factory(workload(optimizer=hooked), StepSettings(fused_optimizer=fused))(
+            [parameter]
+        )
         for _ in range(2):
             parameter.grad = torch.tensor([1.0, -2.0, 0.5])
             optimizer.step()
@@ -186,7 +193,7 @@ def test_a_signature_that_does_not_fit_is_shown_beside_the_expected_one(field, f
 
 @pytest.mark.parametrize("fits", [rows, partial(rows), lambda *given: rows(given[0], given[1])])
 def test_what_can_be_called_as_expected_is_taken(fits):
-    assert checked(workload(batch=fits, loss=nn.MSELoss(), optimizer=torch.optim.Adam)).name == "mine"
+    assert check_workload(workload(batch=fits, loss=nn.MSELoss(), optimizer=torch.optim.Adam)).name == "mine"
 
 
 @pytest.mark.parametrize(
@@ -243,14 +250,14 @@ def test_a_result_that_does_not_fit_is_described(changes, said):
     ids=["learns nothing", "frozen", "steps alone", "steps on other machines"],
 )
 def test_what_only_looks_like_a_mistake_is_taken(changes):
-    assert checked(workload(**changes)).name == "mine"
+    assert check_workload(workload(**changes)).name == "mine"
 
 
 def test_what_the_meta_device_refuses_is_left_to_the_proof():
     def read(outputs, _):
         return outputs.mean().item()
 
-    assert checked(workload(loss=read)).name == "mine"
+    assert check_workload(workload(loss=read)).name == "mine"
 
 
 @pytest.mark.parametrize(
@@ -285,7 +292,7 @@ def test_inputs_go_to_the_module_as_arguments(inputs, called):
         assert str((arguments, named)) == str(called)
         return torch.ones(())
 
-    found = loss_function(workload(loss=lambda outputs, targets: outputs + targets))(model, (inputs, 2))
+    found = make_loss_function(workload(loss=lambda outputs, targets: outputs + targets))(model, (inputs, 2))
     assert found.item() == 3
 
 
@@ -332,21 +339,21 @@ HOLDING = {
 
 @pytest.mark.parametrize("value", HOLDING.values(), ids=HOLDING)
 def test_tensors_of_objects_are_found_and_mapped_and_the_object_stays(value):
-    before = [one.clone() for one in tensors_of(value)]
+    before = [one.clone() for one in list_tensors(value)]
     made = map_tensors(lambda one: one * 2, value)
     assert type(made) is type(value)
     assert made is not value
     assert before
-    for was, now, twice in zip(before, tensors_of(value), tensors_of(made), strict=True):
+    for was, now, twice in zip(before, list_tensors(value), list_tensors(made), strict=True):
         torch.testing.assert_close(now, was)
         torch.testing.assert_close(twice, was * 2)
-    assert objects_of([value, X, "a"]) == [value]
+    assert list_objects([value, X, "a"]) == [value]
     if isinstance(made, Geometric):
         assert made.store.graph() is made
 
 
 def test_rows_in_objects_are_cut_with_the_lists_beside_them():
-    first, second = cut({"views": HOLDING["a dataclass"]}, 2)
+    first, second = split_rows({"views": HOLDING["a dataclass"]}, 2)
     assert (first["views"].texts, second["views"].texts) == (["a"], ["b"])
     torch.testing.assert_close(second["views"].deep["x"][0], X[1:] + 1)
     assert HOLDING["a dataclass"].texts == ["a", "b"]
@@ -373,20 +380,20 @@ def channels(n, generator):
     ],
 )
 def test_a_batch_is_checked_whatever_its_layout_and_known_to_have_rows_or_none(batch, splits):
-    made = checked(
+    made = check_workload(
         workload(module=nn.Identity, batch=batch, loss=lambda *_: torch.zeros((), requires_grad=True))
     )
     assert has_rows(made) == splits
     for size in (2, 3, 4):
         make_batch(made, batch_size=size)
     with pytest.raises(UsageError, match="draw from the generator"):
-        checked(replace(made, batch=lambda n, _: batch(n, torch.default_generator)))
+        check_workload(replace(made, batch=lambda n, _: batch(n, torch.default_generator)))
 
 
 # How a step is computed changes its speed and nothing of its result.
 
 CPU = torch.device("cpu")
-IMAGES = resnet_workload("resnet20", 32)
+IMAGES = make_resnet_workload("resnet20", 32)
 
 
 def test_channels_last_reaches_weights_and_images():
@@ -410,14 +417,14 @@ def test_images_are_found_and_laid_out_wherever_a_batch_has_them():
         return {"images": [torch.zeros(n, 3, 8, 8)], "mask": torch.ones(n, 1, 8, 8) > 0}
 
     made = Workload(name="own", module=nn.Identity, batch=named, batch_loss=lambda model, _: model(0))
-    assert takes_images(made)
-    assert takes_images(IMAGES)
+    assert has_image_inputs(made)
+    assert has_image_inputs(IMAGES)
     batch = make_batch(replace(made, channels_last=True), batch_size=2, generator=torch.Generator())
     assert batch["images"][0].is_contiguous(memory_format=torch.channels_last)
     masks = replace(made, batch=lambda n, g: {"mask": named(n, g)["mask"]})
-    assert not takes_images(masks)
+    assert not has_image_inputs(masks)
     flat = replace(IMAGES, batch=lambda n, _: (torch.zeros(n, 7), torch.zeros(n, dtype=torch.long)))
-    assert not takes_images(flat)
+    assert not has_image_inputs(flat)
 
 
 @pytest.mark.campaign
@@ -431,7 +438,7 @@ def test_every_case_is_compiled_by_itself(monkeypatch):
 
     monkeypatch.setattr(step, "_compile_graph", backend)
     modes = ["default"] * 10 + ["reduce-overhead"]
-    made = [placed(make_module(IMAGES), StepSettings(compile=mode), CPU) for mode in modes]
+    made = [move_and_compile(make_module(IMAGES), StepSettings(compile=mode), CPU) for mode in modes]
     for _ in range(2):
         for module in made:
             module(torch.zeros(2, 3, 32, 32)).sum().backward()

@@ -6,7 +6,7 @@ from importlib import metadata
 import pytest
 from made import made_manifest
 
-from ddp_bench.bench.machine.conditions import Question, choices_in, differences, nccl_said
+from ddp_bench.bench.machine.conditions import Question, find_differences, format_nccl_choices, parse_nccl_log
 
 # Lines as in NVIDIA/nccl issues #1773 and #1189, with the formats of libnccl.so 2.28.9 and 2.30.7; shortened.
 LOG_2_28 = """\
@@ -33,18 +33,18 @@ host:97:97 [0] NCCL INFO AllReduce: 75497472 Bytes -> Algo NVLS proto SIMPLE cha
 
 
 def test_transports_and_choices_by_size_are_read():
-    older, newer = (choices_in([log, log]) for log in (LOG_2_28, LOG_2_30))
+    older, newer = (parse_nccl_log([log, log]) for log in (LOG_2_28, LOG_2_30))
     assert older.transports == ("NET/IB/GDRDMA", "P2P/CUMEM", "SHM")
     assert newer.transports == ("NET/Socket", "P2P/CUMEM", "SHM")
-    assert nccl_said(older.messages) == (
+    assert format_nccl_choices(older.messages) == (
         "4,096 bytes: TREE/LL, 1,048,576 bytes: RING/LL128, 26,214,400 to 75,497,472 bytes: RING/SIMPLE"
     )
-    assert nccl_said(newer.messages).endswith("26,214,400 to 75,497,472 bytes: NVLS/SIMPLE")
-    assert "1,048,576 bytes: Symmetric/AllReduce_RSxLD_AGxST" in nccl_said(newer.messages)
+    assert format_nccl_choices(newer.messages).endswith("26,214,400 to 75,497,472 bytes: NVLS/SIMPLE")
+    assert "1,048,576 bytes: Symmetric/AllReduce_RSxLD_AGxST" in format_nccl_choices(newer.messages)
 
 
 def test_a_log_without_a_choice_says_nothing():
-    assert choices_in(["", LOG_2_28.partition("AllReduce")[0]]) is None
+    assert parse_nccl_log(["", LOG_2_28.partition("AllReduce")[0]]) is None
 
 
 def test_the_gate_names_what_an_upgrade_changed():
@@ -55,11 +55,11 @@ def test_the_gate_names_what_an_upgrade_changed():
             {"transports": ["SHM"], "messages": [{"bytes": 8, "algorithm": "RING", "protocol": "LL"}]},
         )
     )
-    found = {one.name: one for one in differences(then, now, Question.GATE)}
+    found = {one.name: one for one in find_differences(then, now, Question.GATE)}
     assert (found["NCCL transport"].then, found["NCCL transport"].now) == ("P2P/CUMEM", "SHM")
     assert not found["NCCL transport"].blocking
     assert "NCCL algorithms" not in found
-    assert not any("NCCL t" in one.name for one in differences(then, made_manifest(), Question.GATE))
+    assert not any("NCCL t" in one.name for one in find_differences(then, made_manifest(), Question.GATE))
 
 
 def test_the_installed_nccl_writes_in_these_formats():

@@ -28,20 +28,20 @@ from report_runs import case, measured
 from sample_runs import EVERY_SAMPLE, comparisons, rebuilt, sample
 
 from ddp_bench.bench.common.cli import TYPED_ENV
-from ddp_bench.bench.export.main import parser as export_parser
+from ddp_bench.bench.export.main import make_parser as export_parser
 from ddp_bench.bench.findings.findings import conclude_run
-from ddp_bench.bench.findings.next_step import SAFETY, propose_next_step
+from ddp_bench.bench.findings.next_step import TIME_FACTOR, propose_next_step
 from ddp_bench.bench.findings.verdicts import WRAPPER
-from ddp_bench.bench.lab.main import parse, split
+from ddp_bench.bench.lab.main import parse, split_arguments
 from ddp_bench.bench.plan.resolve import resolve
 from ddp_bench.bench.plan.settings import Settings
-from ddp_bench.bench.predict.main import parser as predict_parser
-from ddp_bench.bench.results.columns import COMPARISONS, typed_frame
-from ddp_bench.bench.results.commands import again
-from ddp_bench.bench.results.comparisons import UNRESOLVED, compared
-from ddp_bench.bench.run.main import parser as run_parser
-from ddp_bench.bench.run.main import settings_of
-from ddp_bench.bench.stats.fit import Typical
+from ddp_bench.bench.predict.main import make_parser as predict_parser
+from ddp_bench.bench.results.columns import COMPARISONS, make_frame
+from ddp_bench.bench.results.commands import write_repeat_command
+from ddp_bench.bench.results.comparisons import UNRESOLVED, compare_pairs
+from ddp_bench.bench.run.main import make_parser as run_parser
+from ddp_bench.bench.run.main import parse_settings
+from ddp_bench.bench.stats.fit import FittedSteps
 
 
 def parsed(step):
@@ -49,7 +49,7 @@ def parsed(step):
     python, dash_m, module, *rest = shlex.split(step.command)
     assert (python, dash_m) == ("python", "-m")
     if module == "bench.lab":
-        _, (python, dash_m, module, *rest) = split(rest)
+        _, (python, dash_m, module, *rest) = split_arguments(rest)
     if module == "bench.doctor":
         assert rest == []
         return module, None
@@ -116,7 +116,7 @@ def test_an_open_answer_goes_on_for_as_long_as_its_width_needs():
     step, module, given = following(wide, cases=(SINGLE, DP | ROUNDS_20, DDP | ROUNDS_20))
     assert module == "bench.run"
     assert given.resume == Path("results/made run")
-    needed_s = SAFETY * 100 * (math.log(1.1) / (math.log(1.05) / 2)) ** 2
+    needed_s = TIME_FACTOR * 100 * (math.log(1.1) / (math.log(1.05) / 2)) ** 2
     assert needed_s <= 60 * int(given.max_time.rstrip("m")) < needed_s + 60
     assert step.why == "about 31 min more would decide what is open, at a margin of 5%"
 
@@ -127,7 +127,7 @@ def test_an_open_communication_takes_the_time_that_its_own_interval_needs():
     known = over(DDP, DP, 1.5, 1.51)
     _, module, given = following(known, cases=(SINGLE, DP | ROUNDS_20, ddp))
     assert module == "bench.run"
-    assert given.max_time == f"{math.ceil(SAFETY * 100 * (6 / 4) ** 2 / 60)}m"
+    assert given.max_time == f"{math.ceil(TIME_FACTOR * 100 * (6 / 4) ** 2 / 60)}m"
 
 
 def test_a_folder_without_its_journal_begins_anew():
@@ -143,7 +143,7 @@ def test_a_folder_without_its_journal_begins_anew():
 def test_with_fixed_rounds_it_names_rounds():
     wide = over(DDP, DP, 1 / 1.1, 1.1)
     _, _, given = following(wide, cases=(SINGLE, DP | ROUNDS_20, DDP | ROUNDS_20), rounds=20)
-    assert int(given.rounds) == math.ceil(SAFETY * 20 * (math.log(1.1) / (math.log(1.05) / 2)) ** 2)
+    assert int(given.rounds) == math.ceil(TIME_FACTOR * 20 * (math.log(1.1) / (math.log(1.05) / 2)) ** 2)
     assert not hasattr(given, "max_time")
 
 
@@ -210,7 +210,7 @@ def test_a_preset_stays_unless_what_it_says_is_replaced(monkeypatch):
         made = made_run(*open_run, manifest={k: v for k, v in told.items() if v}, resumable=False)
         command = conclude_run(made).next_step.command
         assert re.sub(r"\d+m", "26m", command) == wanted
-        again = settings_of(shlex.split(command)[2:])
+        again = parse_settings(shlex.split(command)[2:])
         assert (again.arch, again.preset) == ("resnet20", "quick")
 
 
@@ -266,7 +266,7 @@ def test_a_run_with_an_answer_is_worth_keeping():
 def test_every_sample_is_concluded_and_its_next_command_runs_when_pasted(path, as_of):
     run = sample(path)
     cases = run.cases if as_of == "then" else rebuilt(path)
-    by = typed_frame([one.row() for one in comparisons(path)], COMPARISONS)
+    by = make_frame([one.to_row() for one in comparisons(path)], COMPARISONS)
     run = replace(run, path=path, cases=cases, comparisons=by)
     made = conclude_run(run)
     on_one = run.cases["num_devices"].max() == 1
@@ -279,7 +279,7 @@ def test_every_sample_is_concluded_and_its_next_command_runs_when_pasted(path, a
     module, given = parsed(made.next_step)
     if module == "bench.run":
         assert given.resume == (None if hasattr(given, "comm_hook") else path)
-        assert settings_of(shlex.split(made.next_step.command)[3:])
+        assert parse_settings(shlex.split(made.next_step.command)[3:])
     assert (module == "bench.predict") == on_one
     if on_one:
         assert (given.run, given.gpus) == (path, "2,4,8")
@@ -300,10 +300,13 @@ def test_a_labs_commands_stay_in_the_lab(link, ranks, lab):
     places = [{"rank": i, "host": host} for i, host in enumerate(ranks)]
     typed = "python -m bench.run --modes ddp --out results/there --rounds 9"
     manifest = made_manifest(link=link, ranks=places, command=typed)
-    assert again(manifest) == f"python -m bench.lab {lab} -- python -m bench.run --modes ddp --rounds 9"
-    options = parse([*shlex.split(again(manifest))[3:]])
+    assert (
+        write_repeat_command(manifest)
+        == f"python -m bench.lab {lab} -- python -m bench.run --modes ddp --rounds 9"
+    )
+    options = parse([*shlex.split(write_repeat_command(manifest))[3:]])
     assert options.link.label == link
-    assert again(made_manifest(command=typed)) == "python -m bench.run --modes ddp --rounds 9"
+    assert write_repeat_command(made_manifest(command=typed)) == "python -m bench.run --modes ddp --rounds 9"
     wide = (over(CAP_1, DDP, 1 / 1.1, 1.1),)
     told = {"link": link, "ranks": places, "timing": {"measuring_s": 100.0}}
     step = conclude_run(made_run((SINGLE, DDP, CAP_1), wide, manifest=told, folder="x")).next_step
@@ -321,13 +324,15 @@ def test_most_comparisons_are_decided_after_the_time_that_was_said():
             steps = {(str(i), "timed"): dict(enumerate(np.exp(log_ms[:, i]))) for i in range(4)}
             units = dict.fromkeys("0123", 1)
             pairs = [(c, "0") for c in "123"]
-            return compared(pairs, Typical(steps), units=units, margin=0.05)
+            return compare_pairs(pairs, FittedSteps(steps), units=units, margin=0.05)
 
         first = measured_in(8)
         open_ones = [one for one in first if one.answer == UNRESOLVED]
         if not open_ones:
             continue
-        factor = max(SAFETY * (max(one.half_width for one in open_ones) / (math.log1p(0.05) / 2)) ** 2, 1.1)
+        factor = max(
+            TIME_FACTOR * (max(one.half_width for one in open_ones) / (math.log1p(0.05) / 2)) ** 2, 1.1
+        )
         later = measured_in(min(math.ceil(8 * factor), 1500))
         names = [one.case_id for one in open_ones]
         decided.append(all(one.answer != UNRESOLVED for one in later if one.case_id in names))

@@ -6,31 +6,31 @@ import pandas as pd
 import pytest
 
 from ddp_bench.bench.common import numbers
-from ddp_bench.bench.findings.wording import link_name
-from ddp_bench.bench.results.case_result import CaseResult, finite
+from ddp_bench.bench.findings.wording import name_link
+from ddp_bench.bench.results.case_result import CaseResult, parse_finite
 from ddp_bench.bench.stats.interval import Interval
 
 WRITTEN = {
-    numbers.quantity: [
+    numbers.format_quantity: [
         *((70.12, "ms", "70.1 ms"), (0.001234, "ms", "0.00123 ms"), (0.0, "ms", "0 ms"), (None, "ms", "")),
         *((24479.0, "ms", "24,479 ms"), (-3.14159, "ms", "-3.14 ms")),
     ],
-    numbers.number: [(0.0, "0"), (0.00123, "0.00123"), (1.0, "1.00"), (46_758_048.0, "46,758,048")],
-    numbers.count: [(11689512, "11,689,512"), (None, "")],
-    numbers.mib: [(2**20 * 44.6, "44.6 MiB"), (None, "")],
-    numbers.plural: [(1, "GPU", "1 GPU"), (2, "GPU", "2 GPUs")],
-    numbers.singular: [("images", "image"), ("queries", "query"), ("boxes", "box"), ("data", "data")],
-    numbers.duration: [(42.0, "42.0 s"), (125.0, "2 min 05 s"), (None, "")],
-    numbers.plain: [
+    numbers.format_number: [(0.0, "0"), (0.00123, "0.00123"), (1.0, "1.00"), (46_758_048.0, "46,758,048")],
+    numbers.format_integer: [(11689512, "11,689,512"), (None, "")],
+    numbers.format_mib: [(2**20 * 44.6, "44.6 MiB"), (None, "")],
+    numbers.format_count: [(1, "GPU", "1 GPU"), (2, "GPU", "2 GPUs")],
+    numbers.make_singular: [("images", "image"), ("queries", "query"), ("boxes", "box"), ("data", "data")],
+    numbers.format_duration: [(42.0, "42.0 s"), (125.0, "2 min 05 s"), (None, "")],
+    numbers.format_setting: [
         *((None, ""), (math.nan, ""), (True, "yes"), (0.02, "0.02"), (["dp", "ddp"], "dp, ddp")),
         ({"a": 1, "b": [True]}, "a: 1, b: yes"),
     ],
-    link_name: [
+    name_link: [
         *(("1gbit", "1 Gbit/s"), ("InfiniBand", "InfiniBand")),
         ("200mbit+5ms", "200 Mbit/s with 5 ms of delay"),
     ],
-    numbers.short: [(1234.5, 2, "1,200"), (120.0, 2, "120"), (0.5, "0.5"), (41087.0, "41,090")],
-    numbers.with_interval: [(Interval(12.0, 11.0, 14.27), "%", 100.0, "1,200% (1,100\N{EN DASH}1,427)")],
+    numbers.format_short: [(1234.5, 2, "1,200"), (120.0, 2, "120"), (0.5, "0.5"), (41087.0, "41,090")],
+    numbers.format_interval: [(Interval(12.0, 11.0, 14.27), "%", 100.0, "1,200% (1,100\N{EN DASH}1,427)")],
 }
 """By function: what it is given, and what it writes."""
 
@@ -67,10 +67,10 @@ def test_a_value_is_written_as_people_would(write, row):
     ],
 )
 def test_interval_shares_decimals_and_needs_an_estimate(values, unit, shown):
-    case = CaseResult.of(dict(zip(("step_ms", "step_ms_low", "step_ms_high"), values, strict=True)))
-    assert numbers.with_interval(case.step_ms, unit) == shown
+    case = CaseResult.from_row(dict(zip(("step_ms", "step_ms_low", "step_ms_high"), values, strict=True)))
+    assert numbers.format_interval(case.step_ms, unit) == shown
 
 
 @pytest.mark.parametrize("missing", [None, math.nan, math.inf, pd.NA, "", "x"])
 def test_missing_is_never_a_number(missing):
-    assert finite(missing) is None
+    assert parse_finite(missing) is None

@@ -6,10 +6,10 @@ import pytest
 from made import cap_of, case_of
 
 from ddp_bench.bench.common.errors import UsageError
-from ddp_bench.bench.plan.resolve import resolve, with_device_defaults
-from ddp_bench.bench.plan.sweep import EXCLUSIVE, SHARING, Machine, expand, plan_hash, world_size
-from ddp_bench.bench.run.schedule import round_order
-from ddp_bench.bench.run.stop_rule import estimate_s, least_warmup_s
+from ddp_bench.bench.plan.resolve import fill_device_defaults, resolve
+from ddp_bench.bench.plan.sweep import EXCLUSIVE, SHARING, Machine, count_ranks, expand_cases, hash_plan
+from ddp_bench.bench.run.schedule import draw_round_order
+from ddp_bench.bench.run.stop_rule import compute_min_warmup_s, estimate_duration_s
 
 CORES_2 = Machine(device_type="cpu", devices_per_node=2)
 ONE_GPU = Machine(device_type="cuda", devices_per_node=1)
@@ -21,7 +21,7 @@ def resolved(machine=CORES_2, **settings):
 
 
 def make(machine=CORES_2, **settings):
-    return expand(resolved(machine, **settings), machine, arch="resnet18", image_size=64)
+    return expand_cases(resolved(machine, **settings), machine, arch="resnet18", image_size=64)
 
 
 def names(plan):
@@ -43,8 +43,8 @@ def test_the_default_sweep():
     assert [p.case.num_devices for p in plan if p.oversubscribed] == [4] * 5
     assert [p.skip_reason is not None for p in plan] == [False, True, *[False] * 8, True, True, True]
     assert "plain module" in str(plan[1].skip_reason)
-    assert world_size(plan) == 4
-    assert world_size(make(modes=("dp",), gpus=(2,))) == 1
+    assert count_ranks(plan) == 4
+    assert count_ranks(make(modes=("dp",), gpus=(2,))) == 1
 
 
 def test_the_option_that_a_skipped_cap_names_brings_it_back():
@@ -52,8 +52,8 @@ def test_the_option_that_a_skipped_cap_names_brings_it_back():
         (option,) = re.findall(r"--(\S+)", str(planned.skip_reason))
         value = f"default,{planned.case.bucket_cap_mb}"
         settings = resolve({option.replace("-", "_"): value, "gpus": "1,2,4"})
-        on_cores = with_device_defaults(settings, device_type="cpu", num_local_devices=2)
-        again = expand(on_cores, CORES_2, arch="resnet18", image_size=64)
+        on_cores = fill_device_defaults(settings, device_type="cpu", num_local_devices=2)
+        again = expand_cases(on_cores, CORES_2, arch="resnet18", image_size=64)
         assert [p.skip_reason for p in again if p.case == planned.case] == [None]
 
 
@@ -72,7 +72,7 @@ def test_forms_of_parallel_training_are_planned_at_equal_global_batch():
     assert [p.case.num_batches for p in plan] == [1, 2, 2, 2, 1, 1, 1], "stages all load the whole batch"
     assert {p.case.num_ranks for p in plan[1:]} == {2}
     assert not any(p.skip_reason for p in plan)
-    assert world_size(plan) == 2
+    assert count_ranks(plan) == 2
 
 
 def test_fsdp2_varies_its_policy_and_its_resharding_and_replicate_the_policy_alone():
@@ -124,7 +124,7 @@ def test_one_gpu_skips_what_it_cannot_do():
     reasons = {(p.case.mode, p.case.num_devices): p.skip_reason for p in plan}
     assert reasons["ddp", 1] is None
     assert {reasons["ddp", 2], reasons["dp", 2]} == {f"more than 1 GPU; {SHARING}"}
-    assert world_size(plan) == 1
+    assert count_ranks(plan) == 1
     shared = make(ONE_GPU, gpus=(1, 2), backend="gloo", modes=("ddp",))
     assert [cap_of(p.case) for p in shared if p.skip_reason] == ["1", "25", "100"]
     assert [p.oversubscribed for p in shared if p.case.num_devices == 2] == [True] * 4
@@ -230,10 +230,10 @@ def test_what_torch_compile_breaks_is_skipped():
 
 
 def test_rounds_are_permutations_and_differ():
-    orders = [round_order(12, seed=3, round_index=r) for r in range(20)]
+    orders = [draw_round_order(12, seed=3, round_index=r) for r in range(20)]
     assert all(sorted(order) == list(range(12)) for order in orders)
     assert len({tuple(order) for order in orders}) == 20
-    assert orders[0] == round_order(12, seed=3, round_index=0)
+    assert orders[0] == draw_round_order(12, seed=3, round_index=0)
 
 
 @pytest.mark.parametrize(
@@ -251,16 +251,18 @@ def test_rounds_are_permutations_and_differ():
 def test_the_estimate_is_of_the_rounds_or_the_limit(gpus, accumulate, asked, step_s, expected_s, num_rounds):
     plan = make(gpus=(gpus,), modes=("ddp",), bucket_cap_mb=("default",), accumulate=(accumulate,))
     settings = resolved(**{"steps": 1, **asked})
-    prepared_s, rounds_s, rounds = estimate_s(plan, step_s=step_s, single_batch=16, settings=settings)
+    prepared_s, rounds_s, rounds = estimate_duration_s(
+        plan, step_s=step_s, single_batch=16, settings=settings
+    )
     assert rounds_s == pytest.approx(expected_s), "what prepares the cases does not count against the limit"
     assert rounds == num_rounds
-    other_s, *_ = estimate_s(plan, step_s=2 * step_s, single_batch=16, settings=settings)
+    other_s, *_ = estimate_duration_s(plan, step_s=2 * step_s, single_batch=16, settings=settings)
     assert prepared_s < other_s < 2 * prepared_s, "a step of each case, and a start that it always has"
 
 
 def test_a_plan_with_a_compiler_expects_more_of_its_start():
     eager, both = (
-        estimate_s(make(compile=axis), step_s=0.1, single_batch=16, settings=resolved(max_time=60.0))
+        estimate_duration_s(make(compile=axis), step_s=0.1, single_batch=16, settings=resolved(max_time=60.0))
         for axis in (("off",), ("off", "default"))
     )
     assert both[0] > 2 * eager[0]
@@ -272,13 +274,13 @@ def test_warm_ups_on_gpus_take_two_seconds_or_a_tenth_of_the_time_together():
     assert len(plan) == 3
     for limit_s, least_s in ((600.0, 2.0), (30.0, 1.0)):
         settings = resolved(EIGHT_GPUS, max_time=limit_s)
-        assert least_warmup_s(plan, settings) == pytest.approx(least_s)
+        assert compute_min_warmup_s(plan, settings) == pytest.approx(least_s)
         # a block of a second each, of 20 steps
         one_round = replace(settings, rounds=1)
-        prepared_s, rounds_s, _ = estimate_s(plan, step_s=0.05, single_batch=32, settings=one_round)
+        prepared_s, rounds_s, _ = estimate_duration_s(plan, step_s=0.05, single_batch=32, settings=one_round)
         assert prepared_s > 3 * least_s
         assert rounds_s == pytest.approx(3 * 1.0)
-    assert least_warmup_s(plan, resolved(max_time=600.0)) == 0.0
+    assert compute_min_warmup_s(plan, resolved(max_time=600.0)) == 0.0
 
 
 def one_case(**more):
@@ -331,7 +333,7 @@ def test_ranks_spread_over_nodes_share_no_device():
         (6, 2, False, None),
         (8, 2, False, None),
     ]
-    assert world_size(plan) == 8
+    assert count_ranks(plan) == 8
     crowded = Machine(device_type="cuda", devices_per_node=2, rank_hosts=on_hosts(4, 4))
     first = make(crowded, gpus=(8,), modes=("ddp",), bucket_cap_mb=("default",), backend="nccl")[1]
     assert first.skip_reason == "needs 4 GPUs per machine, there are 2"
@@ -341,7 +343,7 @@ def test_ranks_spread_over_nodes_share_no_device():
 def test_ids_and_hashes_stay_as_they_are():
     """Two versions compare their cases by id, and a run is resumed by the hash of its plan."""
     default = make(gpus=(1, 2))
-    assert plan_hash(default) == "06814ebd1515"
+    assert hash_plan(default) == "06814ebd1515"
     assert [p.case.case_id for p in default] == [
         "single-n1-161a99",
         "dp-n1-97b06a",
@@ -369,7 +371,7 @@ def test_ids_and_hashes_stay_as_they_are():
         sync_batchnorm=(False, True),
         comm_hook=("none", "fp16"),
     )
-    assert plan_hash(varied) == "6904af8c6b7d"
+    assert hash_plan(varied) == "6904af8c6b7d"
     switches = ("gradient_as_bucket_view", "static_graph", "find_unused_parameters", "sync_batchnorm")
     every = dict.fromkeys(switches, True) | {"sync_buffers": False, "comm_hook": "fp16", "accumulate": 4}
     case_id = one_case(bucket_cap_mb="5", **every).case_id

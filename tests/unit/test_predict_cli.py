@@ -6,17 +6,17 @@ import pytest
 from accuracy_tables import calibrations
 from test_scaling_predict import SAMPLE, SMALL
 
-from ddp_bench.bench.common.numbers import with_interval
+from ddp_bench.bench.common.numbers import format_interval
 from ddp_bench.bench.predict import main as command
-from ddp_bench.bench.predict.allreduce import ring_factor
+from ddp_bench.bench.predict.allreduce import compute_ring_factor
 from ddp_bench.bench.predict.calibration import load_calibration, save_calibration
 from ddp_bench.bench.predict.networks import (
     NETWORKS,
     MeasuredNetwork,
-    network,
+    find_network,
 )
 from ddp_bench.bench.predict.output import Predictions
-from ddp_bench.bench.predict.prediction import Scenario, estimate, predict
+from ddp_bench.bench.predict.prediction import Scenario, predict, simulate_scenario
 
 
 def refused(arguments, capsys):
@@ -103,7 +103,7 @@ def test_the_all_reduces_of_another_model_are_the_same_network():
     names = "predictions/resnet18-2hosts", "predictions/resnet34-2hosts-slow"
     own, other = (calibrations()[name] for name in names)
     networks = None, MeasuredNetwork("resnet34", other.allreduce)
-    steps = [estimate(own, Scenario(num_devices=2, network=found)).step_ms for found in networks]
+    steps = [simulate_scenario(own, Scenario(num_devices=2, network=found)).step_ms for found in networks]
     assert steps[1] == pytest.approx(steps[0], rel=0.05)
 
 
@@ -119,8 +119,8 @@ def test_the_table_and_the_document_have_the_same_figures(capsys):
     rows = [line for line in lines if line and line[0] in names and line[1].isdigit()]
     assert [(row[0], int(row[1])) for row in rows[: len(networks)]] == networks
     for row, p in zip(rows, found.predictions, strict=True):
-        figures = p.step_ms, p.images_per_s, p.efficiency.scaled(100), p.exposed_comm_ms
-        assert row[2:] == " ".join(with_interval(figure, digits=4) for figure in figures).split()
+        figures = p.step_ms, p.images_per_s, p.efficiency.scale(100), p.exposed_comm_ms
+        assert row[2:] == " ".join(format_interval(figure, digits=4) for figure in figures).split()
 
 
 LARGE_ONLY = replace(SMALL, residual_ms=(0.0, 10.0, 400.0), backward_ms=(1.0, 80.0, 300.0))
@@ -170,13 +170,13 @@ def own(tmp_path):
 
 
 def test_a_network_of_the_same_figures_costs_the_same(own):
-    fabric, box = network(f"{own}:fabric"), network(f"{own}:box", level="intra")
+    fabric, box = find_network(f"{own}:fabric"), find_network(f"{own}:box", level="intra")
     for size in (1, 2**20, 2**30):
-        ours = network("ib-400g").band(16, nics=8)
-        assert fabric.band(16, nics=8).high(size) == ours.high(size)
+        ours = find_network("ib-400g").compute_band(16, nics=8)
+        assert fabric.compute_band(16, nics=8).high(size) == ours.high(size)
     for size in (2**20, 2**26, 2**30):
-        theirs = NETWORKS["nvlink-h200"].band(8).estimate(size)
-        assert box.band(8).estimate(size) == pytest.approx(theirs)
+        theirs = NETWORKS["nvlink-h200"].compute_band(8).estimate(size)
+        assert box.compute_band(8).estimate(size) == pytest.approx(theirs)
 
 
 def test_predict_takes_one_of_the_file(own, capsys):
@@ -221,8 +221,8 @@ def test_a_name_or_level_that_the_file_lacks_is_refused(own, capsys):
 def test_the_rates_of_a_log_of_nccl_tests_give_its_times_back(own):
     """As jq writes them into a file; of small messages latency is the time, with noise on it."""
     us = {8192: 31.0, 65536: 30.0, 2**20: 100.0, 2**26: 6000.0}
-    rates = [[size, ring_factor(4) * size / time / 1e3] for size, time in us.items()]
+    rates = [[size, compute_ring_factor(4) * size / time / 1e3] for size, time in us.items()]
     own.write_text(f'[log]\nlevel = "intra"\nnum_ranks = 4\nbusbw_gb_per_s = {rates}')
-    curve = network(f"{own}:log").band(4).estimate
+    curve = find_network(f"{own}:log").compute_band(4).estimate
     assert [1000 * curve(size) for size in (2**20, 2**26)] == pytest.approx([100.0, 6000.0])
     assert 1000 * curve(8192) == 1000 * curve(65536) == pytest.approx(30.5, rel=0.001)

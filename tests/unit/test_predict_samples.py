@@ -12,7 +12,7 @@ from commands import ROOT
 
 from ddp_bench.bench.predict import main as command
 from ddp_bench.bench.predict.calibration import load_calibration
-from ddp_bench.bench.predict.from_pass import calibration_of
+from ddp_bench.bench.predict.from_pass import calibrate_run
 from ddp_bench.bench.predict.prediction import predict
 from ddp_bench.bench.results.store import load_run
 
@@ -88,7 +88,7 @@ def _is(row, arch, hosts, link):
 def test_the_simulation_gives_the_figures_that_the_table_has():
     for row in (*held_out(RUNS), *held_out(OTHER_MACHINE)):
         calibration, scenario = tables.calibrations()[row["run"].rpartition("/")[0]], tables.scenario_of(row)
-        found = predict(calibration, scenario).step_ms.columns("predicted_ms")
+        found = predict(calibration, scenario).step_ms.to_columns("predicted_ms")
         found |= tables.by_rules(calibration, scenario)
         assert found == pytest.approx({name: float(row[name]) for name in found}, rel=1e-6)
 
@@ -156,4 +156,4 @@ def test_a_forecast_from_one_gpu_is_as_the_documentation_says(capsys):
     order = json.loads(run.blocks.loc[run.blocks["phase"] == "calibration", "detail"].iloc[0])["calibration"]
     by_index = dict(zip(order["order"], stored.parameters, strict=True))
     registered = [(p.name, p.num_bytes, p.kind) for _, p in sorted(by_index.items())]
-    assert calibration_of(run, registered) == stored
+    assert calibrate_run(run, registered) == stored

@@ -19,14 +19,20 @@ from made_project import commit
 from report_runs import case, measured
 from tried_commands import put_run, stop_at_processes, tried
 
-from ddp_bench.__main__ import COMMANDS, main_of
+from ddp_bench.__main__ import COMMANDS, load_main
 from ddp_bench.bench.common.cli import TYPED_ENV
 from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.findings.next_step import propose_next_step
 from ddp_bench.bench.gate.judge import Change, EndErrors
-from ddp_bench.bench.gate.more import interleave_command, measure_alike, more, tell_apart, took_turns
-from ddp_bench.bench.machine.launch import launched_command
-from ddp_bench.bench.results.commands import again, resume_command
+from ddp_bench.bench.gate.more import (
+    is_interleaved,
+    measure_alike,
+    propose_command,
+    write_distinguishing_command,
+    write_interleave_command,
+)
+from ddp_bench.bench.machine.launch import write_launched_command
+from ddp_bench.bench.results.commands import write_repeat_command, write_resume_command
 from ddp_bench.bench.results.store import read_manifest
 from ddp_bench.bench.stats.interval import Interval
 from ddp_bench.report.build import write_page
@@ -85,7 +91,7 @@ LAUNCHERS = {
     ),
     "srun": (OF_SRUN, ["slurmstepd: [7.0]"], *ARGUMENTS),
 }
-LAUNCHED = {name: launched_command(*how) for name, how in LAUNCHERS.items()}
+LAUNCHED = {name: write_launched_command(*how) for name, how in LAUNCHERS.items()}
 """Commands as manifests hold them, by what started them."""
 
 OPEN_RUN = partial(following, SINGLE, DP | ROUNDS_20, DDP | ROUNDS_20, by=(OPEN,))
@@ -168,7 +174,7 @@ def change(ratio=1.0, error=0.001):
 def deciding(*changes, side=None, launches=0, asked=None, total_s=20.0):
     timing = {"timing": {"total_s": total_s}} if total_s else {}
     sides = (made_manifest(command=TYPED, **{**timing, **(side or OF_LIB)}),) * 2
-    found = more(sides, changes, errors=EndErrors(0.01, 0.01), launches=launches, asked=asked)
+    found = propose_command(sides, changes, errors=EndErrors(0.01, 0.01), launches=launches, asked=asked)
     return [found.command.replace(" REF ", " HEAD ")]
 
 
@@ -204,8 +210,10 @@ GATES = {
     "another CPU": partial(alike, "CPU"),
     "another CPU, in a lab": partial(alike, "CPU", **in_lab_of("host0", "host1", settings=SETTINGS)),
     "other watched trainings": partial(alike, "CPU", watched={"num_steps": 80}),
-    "code or machine": partial(alike, step=tell_apart),
-    "code or machine, in a lab": partial(alike, step=tell_apart, **in_lab_of("host0", "host1")),
+    "code or machine": partial(alike, step=write_distinguishing_command),
+    "code or machine, in a lab": partial(
+        alike, step=write_distinguishing_command, **in_lab_of("host0", "host1")
+    ),
 }
 
 
@@ -222,13 +230,17 @@ def test_the_launcher_is_part_of_what_was_typed():
 
 def of_manifest():
     manifest = made_manifest(command=TYPED)
-    assert not took_turns([manifest, manifest])
+    assert not is_interleaved([manifest, manifest])
     assert propose_next_step(made_run([SINGLE]), []) is None
-    assert interleave_command(*[made_manifest(**in_lab_of("host0"))] * 2) == ""
-    assert again(made_manifest(command="python 'unclosed")) == "python -m bench.run"
-    with_equals = again(made_manifest(command=TYPED.replace("--out ", "--out=")))
+    assert write_interleave_command(*[made_manifest(**in_lab_of("host0"))] * 2) == ""
+    assert write_repeat_command(made_manifest(command="python 'unclosed")) == "python -m bench.run"
+    with_equals = write_repeat_command(made_manifest(command=TYPED.replace("--out ", "--out=")))
     assert "--out" not in with_equals
-    return [again(manifest), with_equals, again(made_manifest(command=TYPED, **in_lab_of("host0", "host1")))]
+    return [
+        write_repeat_command(manifest),
+        with_equals,
+        write_repeat_command(made_manifest(command=TYPED, **in_lab_of("host0", "host1"))),
+    ]
 
 
 @pytest.mark.parametrize("typed", ["", "ddp-bench"])
@@ -238,15 +250,18 @@ def test_every_command_has_the_form_that_is_typed_now(typed, monkeypatch):
     ours = f"{typed} run" if typed else "python -m bench.run"
     for form in ("python -m bench.run", "ddp-bench run", "python -m ddp_bench run"):
         for before in ("", "srun --ntasks=2 "):
-            assert again(made_manifest(command=f"{before}{form} --gpus 2")) == f"{before}{ours} --gpus 2"
+            assert (
+                write_repeat_command(made_manifest(command=f"{before}{form} --gpus 2"))
+                == f"{before}{ours} --gpus 2"
+            )
     launched = "torchrun --nproc-per-node 2 -m bench.run --gpus 2"
-    assert again(made_manifest(command=launched)) == launched
+    assert write_repeat_command(made_manifest(command=launched)) == launched
 
 
 def of_errors(capsys):
     """Commands that follow a colon or "then" in what errors say."""
-    assert main_of("gate")(["--interleave", "HEAD", "--device", "cpu"]) == 2
-    assert main_of("report")([RUN, "ONE", "--html"]) == main_of("report")([RUN, "ONE"]) == 2
+    assert load_main("gate")(["--interleave", "HEAD", "--device", "cpu"]) == 2
+    assert load_main("report")([RUN, "ONE", "--html"]) == load_main("report")([RUN, "ONE"]) == 2
     (Path(RUN) / "cases.csv").rename("cases.csv")
     assert write_page(PLACE) is None
     Path("cases.csv").rename(Path(RUN) / "cases.csv")
@@ -262,7 +277,7 @@ def of_folders():
     kept = json.loads(Path("of mine/manifest.json").read_text())
     kept["settings"] |= {"workload": "net:make", "arch": None}
     Path("of mine/manifest.json").write_text(json.dumps(kept))
-    return [resume_command(read_manifest(folder), folder) for folder in (Path("of mine"), PLACE)]
+    return [write_resume_command(read_manifest(folder), folder) for folder in (Path("of mine"), PLACE)]
 
 
 def of_doctor(folder):
@@ -288,7 +303,7 @@ def here(tmp_path, monkeypatch):
 def calls(path):
     """Calls of `command` in a module."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("command", "cli.command"):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("command", "cli.format_command"):
             yield node
 
 
@@ -311,7 +326,7 @@ def test_every_command_that_is_printed_works(tmp_path, capsys):
     with watched.collect():
         found = [command for situation in (*NEXT.values(), *GATES.values()) for command in situation()]
         found += [*of_manifest(), *of_errors(capsys), *of_folders(), *of_doctor(tmp_path)]
-        found += [launched_command(*how) for how in LAUNCHERS.values()]
+        found += [write_launched_command(*how) for how in LAUNCHERS.values()]
     watched.json_report(outfile=str(tmp_path / "covered.json"))
     files = json.loads((tmp_path / "covered.json").read_text())["files"]
     by_path = {Path(name).resolve(): one for name, one in files.items()}

@@ -25,11 +25,11 @@ from ddp_bench.bench.common.turns import TurnClient, TurnServer
 )
 def test_settings_of_the_users_own_stay(given, added):
     environment = {"GLIBC_TUNABLES": given} if given else {}
-    env = environment | processes.huge_pages_env(environment)
+    env = environment | processes.choose_huge_pages_env(environment)
     assert dict(one.split("=") for one in env["GLIBC_TUNABLES"].split(":")) == {
         f"glibc.malloc.{name}": value for name, value in added.items()
     }
-    assert processes.huge_pages_env(env) == {}
+    assert processes.choose_huge_pages_env(env) == {}
 
 
 @pytest.mark.parametrize(
@@ -47,9 +47,9 @@ def test_neither_loads_what_the_other_works_with(module, others):
 
 KILLED = """
 import os, signal, subprocess, sys
-from ddp_bench.bench.common.process import ended_with_us
+from ddp_bench.bench.common.process import tie_to_parent
 ready = 'import sys, time; print(f"ready {sys.argv}", flush=True); time.sleep(600)'
-with subprocess.Popen(ended_with_us([sys.executable, "-c", ready, "--option"])):
+with subprocess.Popen(tie_to_parent([sys.executable, "-c", ready, "--option"])):
     sys.stdin.readline()
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -67,7 +67,7 @@ def test_a_command_ends_with_its_parent_however_that_ends():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
 def test_a_command_that_is_not_there_is_named():
-    command = processes.ended_with_us(["no-such-command"])
+    command = processes.tie_to_parent(["no-such-command"])
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == "no-such-command cannot be started: No such file or directory\n"
@@ -95,9 +95,9 @@ class Held:
 
 
 def test_one_that_the_kernel_holds_is_waited_for_no_longer_than_the_limit(monkeypatch):
-    monkeypatch.setattr(processes, "KILLED_S", 0.05)
+    monkeypatch.setattr(processes, "KILL_TIMEOUT_S", 0.05)
     with subprocess.Popen([sys.executable, "-c", "import sys; sys.exit(3)"]) as well:
-        assert processes.ended([Held(), well, Held()], within_s=0.5) == [None, 3, None]
+        assert processes.wait_or_kill([Held(), well, Held()], within_s=0.5) == [None, 3, None]
 
 
 @pytest.mark.parametrize(("before", "interrupts"), [(signal.SIG_DFL, True), (signal.SIG_IGN, False)])
@@ -105,7 +105,7 @@ def test_a_terminal_that_closes_interrupts_unless_nohup_asks_for_the_contrary(be
     at_start = signal.signal(signal.SIGHUP, before)
     try:
         went_on = False
-        with contextlib.suppress(KeyboardInterrupt), processes.interrupted_by_signals():
+        with contextlib.suppress(KeyboardInterrupt), processes.raise_on_signals():
             os.kill(os.getpid(), signal.SIGHUP)
             went_on = True
         assert went_on != interrupts
@@ -117,12 +117,12 @@ def test_a_signal_waits_for_the_end_of_what_may_not_stay_half_done():
     done = []
 
     def work():
-        with processes.uninterrupted(), processes.uninterrupted():
+        with processes.hold_signals(), processes.hold_signals():
             os.kill(os.getpid(), signal.SIGTERM)
             done.append("whole")
         done.append("more")
 
-    with pytest.raises(KeyboardInterrupt), processes.interrupted_by_signals():
+    with pytest.raises(KeyboardInterrupt), processes.raise_on_signals():
         work()
     assert done == ["whole"]
 
@@ -173,7 +173,7 @@ def test_any_number_takes_turns_each_once_per_round_and_never_meet(path):
     def take_turns(name, turns):
         client = TurnClient(str(path))
         for _ in range(turns):
-            client.next_turn()
+            client.await_turn()
             turn.hold(name, wait_s=0.01)
         client.close()
 
@@ -194,7 +194,7 @@ def test_nobody_waits_for_a_client_that_never_connected(path):
 
     def take_turns():
         client = TurnClient(str(path))
-        client.next_turn()
+        client.await_turn()
         granted.release()
         client.close()
 
@@ -202,12 +202,12 @@ def test_nobody_waits_for_a_client_that_never_connected(path):
     for side in sides:
         side.start()
     assert not granted.acquire(timeout=0.2), "the third has not come"
-    made.client_left()
+    made.drop_client()
     assert granted.acquire(timeout=LIMIT_S)
     assert granted.acquire(timeout=LIMIT_S)
     for side in sides:
         side.join(LIMIT_S)
-    made.client_left()  # of one that took its turn and ended: nothing happens
+    made.drop_client()  # of one that took its turn and ended: nothing happens
     made.close()
 
 
@@ -218,14 +218,14 @@ def test_who_connects_late_takes_part_although_another_left_after_it_had_connect
     gone.connect(str(path))
     other = TurnClient(str(path))
     gone.close()
-    made.client_left()
-    other.next_turn()
+    made.drop_client()
+    other.await_turn()
     came, turn = threading.Event(), Turn()
 
     def come_late():
         late = TurnClient(str(path))
         came.set()
-        late.next_turn()
+        late.await_turn()
         turn.hold("late")
         late.close()
 
@@ -236,7 +236,7 @@ def test_who_connects_late_takes_part_although_another_left_after_it_had_connect
     assert turn.met == [], "the other holds the turn"
     # The round in which it is let in, then one that it takes part in, then the proof that this is over.
     for _ in range(3):
-        other.next_turn()
+        other.await_turn()
     assert turn.order == ["other", "late"]
     other.close()
     side.join(LIMIT_S)
@@ -246,12 +246,12 @@ def test_who_connects_late_takes_part_although_another_left_after_it_had_connect
 
 def test_without_a_server_and_when_all_have_left_every_turn_is_free(path):
     made = TurnServer(path, seed=1, num_clients=2)
-    made.client_left()
-    made.client_left()
+    made.drop_client()
+    made.drop_client()
     made.close()
     for client in (TurnClient(str(path)), TurnClient(None)):
-        client.next_turn()
-        client.next_turn()
+        client.await_turn()
+        client.await_turn()
         client.close()
 
 
@@ -266,7 +266,7 @@ def test_a_server_is_closed_while_it_looks_for_late_clients(path, monkeypatch):
 
     monkeypatch.setattr(select, "select", held_up)
     made = TurnServer(path, seed=1, num_clients=1)
-    made.client_left()
+    made.drop_client()
     assert looks.wait(10)
     closing = threading.Thread(target=made.close)
     closing.start()

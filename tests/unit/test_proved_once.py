@@ -6,10 +6,10 @@ import pytest
 from made import planned, resolved
 
 from ddp_bench.bench.common.console import Console
-from ddp_bench.bench.common.turns import PROVED_ENV, TURNS_ENV
+from ddp_bench.bench.common.turns import PROOFS_ENV, TURNS_ENV
 from ddp_bench.bench.machine.manifest import Manifest, RankPlace, WorkloadCode
-from ddp_bench.bench.plan.sweep import plan_hash
-from ddp_bench.bench.results.case_result import case_results
+from ddp_bench.bench.plan.sweep import hash_plan
+from ddp_bench.bench.results.case_result import read_case_results
 from ddp_bench.bench.run.case_runner import CaseRunner
 from ddp_bench.bench.run.open_folder import open_run
 from ddp_bench.bench.worker import messages as m
@@ -45,7 +45,7 @@ def prepare(tmp_path, monkeypatch):
 
     def run(name, *, code="abc", batch=16, proved="", in_turns=True):
         for variable, value in (
-            (PROVED_ENV, proved),
+            (PROOFS_ENV, proved),
             (TURNS_ENV, str(tmp_path / "none") if in_turns else ""),
         ):
             if value:
@@ -58,7 +58,7 @@ def prepare(tmp_path, monkeypatch):
         plan = planned(settings, device="cpu", devices=2, arch="resnet20", image_size=32)[:1]
         manifest = Manifest(
             settings=replace(settings, out=None),
-            plan_hash=plan_hash(plan),
+            plan_hash=hash_plan(plan),
             workload=WorkloadCode(file="net.py", code_sha256=code),
         )
         recorder, lock, _ = open_run(settings, plan, manifest, {}, resume=None)
@@ -69,7 +69,7 @@ def prepare(tmp_path, monkeypatch):
         assert len(runner.live) == 1, "the case is ready"
         facts = recorder.journal.state.settled[0].facts
         recorder.write()
-        assert len(case_results(recorder.cases)) == 1
+        assert len(read_case_results(recorder.cases)) == 1
         lock.release()
         return workers.asked, facts
 

@@ -10,7 +10,7 @@ from msgspec import structs, to_builtins
 
 from ddp_bench.bench.machine import provenance
 from ddp_bench.bench.machine.manifest import Git, WorkloadCode
-from ddp_bench.bench.machine.provenance import own_git_state, workload_code
+from ddp_bench.bench.machine.provenance import describe_package_commit, describe_workload_code
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def code_of(spec, root):
     sys.path.insert(0, str(root))
     importlib.invalidate_caches()
     importlib.import_module(spec.partition(":")[0])
-    return workload_code(spec)
+    return describe_workload_code(spec)
 
 
 @pytest.mark.usefixtures("modules")
@@ -50,9 +50,9 @@ def test_a_workload_is_told_by_repository_commit_and_content(tmp_path):
     assert code.files.keys() == {str(top / name) for name in ("src/net_k/__init__.py", "src/net_k/part.py")}
     assert code.files[str(top / "src/net_k/__init__.py")] == digest
     (top / "other.py").write_text("not imported")
-    assert workload_code("net_k:make") == structs.replace(code, dirty=True)
+    assert describe_workload_code("net_k:make") == structs.replace(code, dirty=True)
     (top / "src/net_k/part.py").write_text("A = 2")
-    changed = workload_code("net_k:make")
+    changed = describe_workload_code("net_k:make")
     assert changed.files.keys() == code.files.keys()
     assert changed.code_sha256 != code.code_sha256
 
@@ -103,13 +103,13 @@ def test_a_repository_around_an_installed_ddp_bench_is_not_its_own(tmp_path, mon
     (tmp_path / ".venv" / "ddp_bench" / "__init__.py").write_text("")
     monkeypatch.setattr(provenance, "ROOT", tmp_path / ".venv")
     monkeypatch.setattr(provenance, "PACKAGE", tmp_path / ".venv" / "ddp_bench")
-    assert own_git_state() == Git()
+    assert describe_package_commit() == Git()
     made = commit(tmp_path, {})
-    assert own_git_state() == Git(commit=made, dirty=False), "now it is under version control there"
+    assert describe_package_commit() == Git(commit=made, dirty=False), "now it is under version control there"
 
 
 def test_git_is_asked_of_the_folder_also_within_a_hook(tmp_path, monkeypatch):
     commit(tmp_path / "hooked", {"a": ""})
     commit(tmp_path / "mynet", {"a": ""})
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "hooked" / ".git"))
-    assert provenance.repository_of(tmp_path / "mynet") == tmp_path / "mynet"
+    assert provenance.find_repository(tmp_path / "mynet") == tmp_path / "mynet"

@@ -6,7 +6,7 @@ import pytest
 from commands import ROOT
 from published import ERRORS, ERRORS_BY_CONSTANT, SHARES, SLOWDOWNS, fitted, left_out, rows, table
 
-from ddp_bench.bench.predict.from_rate import BESIDE, ERROR_PCT, WRAPPER_MS
+from ddp_bench.bench.predict.from_rate import ERROR_PCT, OVERLAP_SLOWDOWN, WRAPPER_MS
 
 USED = [row for row in rows() if not row["left_out"]]
 FEW, MANY = ([row for row in USED if (row.num_gpus <= 8) == few] for few in (True, False))
@@ -31,7 +31,7 @@ def is_unexplained(row):
 
 
 def test_the_fitted_constants_are_those_of_the_rows_that_are_not_left_out():
-    assert BESIDE.comm == fitted(ERRORS, SLOWDOWNS, USED)
+    assert OVERLAP_SLOWDOWN.comm == fitted(ERRORS, SLOWDOWNS, USED)
     # One V100, batch 32: 319 images/s with DDP, 329 without; ResNet-50 has 161 trainable tensors.
     assert pytest.approx(32_000 / 319 - 32_000 / 329, rel=0.01) == 161 * WRAPPER_MS
 

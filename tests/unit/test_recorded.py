@@ -22,7 +22,7 @@ from recorded_pages import PAGES, text_of_page
 from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.page import terminal
 from ddp_bench.bench.results.store import load_run
-from ddp_bench.report.page import page
+from ddp_bench.report.page import make_page
 
 RECORDED = ROOT / "tests" / "recorded"
 SAMPLES = "results/samples"
@@ -68,7 +68,7 @@ def told(name, folder):
         with contextlib.redirect_stdout(out):
             for place in (LAB, CALIBRATED, SLOW):
                 found = replace(load_run(ROOT / place), path=Path(place))
-                terminal.show(page(found), place=f"{place}/report.html", piped_width=100)
+                terminal.print_page(make_page(found), place=f"{place}/report.html", piped_width=100)
                 print()
         return "\n".join(line.rstrip() for line in out.getvalue().split("\n"))
     return said(COMMANDS[name])
@@ -89,7 +89,7 @@ def test_a_label_does_not_touch_the_text_behind_it(length, capsys):
     made = conclude_run(found)
     first, *others = made.verdicts
     named = replace(first, of="x" * (length - len(f"{first.title}, ")))
-    terminal.show(page(found, conclusion=replace(made, verdicts=(named, *others))))
+    terminal.print_page(make_page(found, conclusion=replace(made, verdicts=(named, *others))))
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith(named.title)]
     assert line.removeprefix(named.title).startswith(" ")
     assert line.removeprefix(named.title).strip()

@@ -13,8 +13,8 @@ from torch import _inductor, nn
 from ddp_bench.bench.measure.faults import PeerFailedError, PeerFullError
 from ddp_bench.bench.modes import Stages
 from ddp_bench.bench.modes.base import SingleMode
-from ddp_bench.bench.modes.compiled import draws_as_eager
-from ddp_bench.bench.plan.case import Split, split_of
+from ddp_bench.bench.modes.compiled import draw_as_eager
+from ddp_bench.bench.plan.case import BatchSplit, split_batch
 from ddp_bench.bench.plan.case_settings import COMM_HOOKS
 from ddp_bench.bench.plan.settings import PRECISIONS
 from ddp_bench.bench.proof.comparison import (
@@ -22,14 +22,14 @@ from ddp_bench.bench.proof.comparison import (
     Facts,
     ProofError,
     ReferenceCheck,
-    unless_memory_is_full,
+    report_full_memory,
 )
 from ddp_bench.bench.proof.first_steps import FirstSteps, TakeGradients
 from ddp_bench.bench.proof.judge import (
-    AMPLIFIED,
     EXACT,
     GRADIENT_TOLERANCES,
     HOOK_TOLERANCES,
+    MAX_AMPLIFICATION,
     MAX_CONCLUSIVE_ERROR,
     MAX_IN_16_BITS,
     PROOF_STEPS,
@@ -40,10 +40,10 @@ from ddp_bench.bench.proof.judge import (
     judge,
 )
 from ddp_bench.bench.proof.making import Maker
-from ddp_bench.bench.proof.reference import Computed, Reference, Subject, Work, training_of
-from ddp_bench.bench.proof.weights import difference, gradient_of, norm
+from ddp_bench.bench.proof.reference import Computed, Reference, Subject, Work, make_training
+from ddp_bench.bench.proof.weights import compute_norm, get_gradient, subtract_weights
 from ddp_bench.bench.results.block_times import ProofResult
-from ddp_bench.bench.worker.held_case import HeldCase
+from ddp_bench.bench.worker.held_case import PreparedCase
 from ddp_bench.models.data import open_source
 from ddp_bench.models.workload import Workload
 
@@ -83,8 +83,8 @@ class Trains:
         stages = None
         if case.spec.is_staged:
             stages = Stages(layers=lambda module: [module, nn.Identity()], by_device=(1, 1))
-        work = training_of(self._reference.maker, Subject(case=case, stages=stages), scales)
-        return self._reference.computed(replace(work, **how)).update
+        work = make_training(self._reference.maker, Subject(case=case, stages=stages), scales)
+        return self._reference.compute_result(replace(work, **how)).update
 
 
 reference = Trains
@@ -101,7 +101,7 @@ def sources(num, batch_size, data="host"):
 
 def squares(case, num_steps):
     """Mean of x² over the global batch of each step, from what each rank is given."""
-    split = split_of(case)
+    split = split_batch(case)
     opened = sources(split.num_sources, split.batch_size, case.data)
     return [
         fmean(float((s.next()[0] ** 2).mean()) for _ in range(case.accumulate) for s in opened)
@@ -142,13 +142,17 @@ def test_a_step_that_loss_scaling_left_out_moves_nothing():
 
 
 def test_every_mode_splits_its_batch_as_it_trains():
-    assert split_of(case_of(num_devices=4, accumulate=2)) == Split(4, 3, accumulate=2)
-    assert split_of(case_of(mode="dp", num_devices=4)) == Split(1, 12, num_chunks=4, gathered=True)
-    assert split_of(case_of(mode="dp", num_devices=4)).num_forwards == 4
-    assert split_of(case_of(mode="dp", num_devices=4)).num_losses == 1
-    assert split_of(case_of(mode="single", num_devices=1)) == Split(1, 3) == split_of(case_of(num_devices=1))
-    assert split_of(case_of(num_devices=4)).num_forwards == 4
-    assert split_of(case_of(num_devices=4, sync_batchnorm=True)).num_forwards == 1
+    assert split_batch(case_of(num_devices=4, accumulate=2)) == BatchSplit(4, 3, accumulate=2)
+    assert split_batch(case_of(mode="dp", num_devices=4)) == BatchSplit(1, 12, num_chunks=4, gathered=True)
+    assert split_batch(case_of(mode="dp", num_devices=4)).num_forwards == 4
+    assert split_batch(case_of(mode="dp", num_devices=4)).num_losses == 1
+    assert (
+        split_batch(case_of(mode="single", num_devices=1))
+        == BatchSplit(1, 3)
+        == split_batch(case_of(num_devices=1))
+    )
+    assert split_batch(case_of(num_devices=4)).num_forwards == 4
+    assert split_batch(case_of(num_devices=4, sync_batchnorm=True)).num_forwards == 1
 
 
 class Centred(Line):
@@ -225,12 +229,12 @@ def test_what_one_side_lacks_is_off_by_all_of_it():
 def test_the_norm_of_a_difference_is_over_all_parameters(scale):
     one = {"a": scale * torch.tensor([1.0, 0.0]), "b": scale * torch.tensor([[5.0]])}
     other = {"b": scale * torch.tensor([[1.0]]), "a": scale * torch.tensor([1.0, 3.0])}
-    assert norm(difference(one, other)) == pytest.approx(5.0 * scale)
+    assert compute_norm(subtract_weights(one, other)) == pytest.approx(5.0 * scale)
 
 
 def test_weights_of_half_the_digits_are_subtracted_in_float32():
     one, other = (torch.tensor([value]).bfloat16() for value in (256.0, 1.5))
-    assert difference({"a": one}, {"a": other})["a"].item() == 254.5
+    assert subtract_weights({"a": one}, {"a": other})["a"].item() == 254.5
 
 
 def test_every_precision_and_hook_has_a_tolerance_below_what_faults_do():
@@ -243,7 +247,7 @@ def test_every_precision_and_hook_has_a_tolerance_below_what_faults_do():
 
 def compared(reference, scales=(1.0, 1.0), of=ReferenceCheck, **settings):
     """The steps of a case with a plain module whose results are given."""
-    work = Work(Subject(case=case_of(**settings)), Split(1, 1), None, None, scales)
+    work = Work(Subject(case=case_of(**settings)), BatchSplit(1, 1), None, None, scales)
     return of(SimpleNamespace(computed=reference), work)
 
 
@@ -291,7 +295,7 @@ def test_an_error_beyond_rounding_is_wrong(error, noise, precision, wrong):
 @pytest.mark.parametrize(
     ("error", "noise", "tells"),
     [
-        (off(0.02), off(0.02 / AMPLIFIED * 1.01), True),
+        (off(0.02), off(0.02 / MAX_AMPLIFICATION * 1.01), True),
         (off(0.02), off(0.3), True),
         (off(1e-4, 1.0, "bias"), off(1e-5, 0.4), True),
         *((off(error), off(noise), False) for error, noise in ((0.4, 0.2), (0.3, 5.0), (math.nan, math.nan))),
@@ -377,10 +381,10 @@ def test_a_comparison_that_finds_no_memory_proves_nothing_and_other_errors_are_r
         return compare
 
     for full in (MemoryError(), torch.OutOfMemoryError("CUDA out of memory"), PeerFullError()):
-        assert unless_memory_is_full(fails_with(full)) == ProofResult(not_proved=NO_MEMORY)
+        assert report_full_memory(fails_with(full)) == ProofResult(not_proved=NO_MEMORY)
     for other in (RuntimeError("broken"), PeerFailedError(), ProofError("wrong")):
         with pytest.raises(type(other)):
-            unless_memory_is_full(fails_with(other))
+            report_full_memory(fails_with(other))
 
 
 class Steps:
@@ -406,7 +410,7 @@ def watched(scales, **settings):
     trainer = Steps(scales)
     first = FirstSteps(case_of(**settings), trainer, seed=0, part=0)
     for _ in scales[1:]:
-        first.after_step()
+        first.note_step()
     first.end()
     assert not {"_train", "_propagate"} & vars(trainer).keys(), "the class's own methods show again"
     return first
@@ -432,9 +436,9 @@ def test_a_case_that_fails_in_its_first_steps_leaves_the_compiler_as_it_was():
     trainer = Steps([1.0, 1.0])
     trainer.close = lambda: None
     first = FirstSteps(case_of(), trainer, seed=0, part=0)
-    first.until_over.enter_context(draws_as_eager())
+    first.until_over.enter_context(draw_as_eager())
     assert _inductor.config.fallback_random
-    HeldCase(case_of(), None, None, trainer, None, first=first).close()
+    PreparedCase(case_of(), None, None, trainer, None, first=first).close()
     assert not _inductor.config.fallback_random
 
 
@@ -442,7 +446,7 @@ def test_sparse_and_missing_gradients_are_read_as_dense_ones():
     module = nn.ModuleDict({"words": nn.Embedding(4, 2, sparse=True), "unused": nn.Linear(1, 1, bias=False)})
     module["words"](torch.tensor([1])).sum().backward()
     frozen = nn.Parameter(torch.tensor(3.0), requires_grad=False)
-    assert gradient_of(module["words"].weight).tolist() == [[0, 0], [1, 1], [0, 0], [0, 0]]
+    assert get_gradient(module["words"].weight).tolist() == [[0, 0], [1, 1], [0, 0], [0, 0]]
     TakeGradients([*module.parameters(), frozen]).step()
     assert module["words"].weight.tolist() == [[0, 0], [1, 1], [0, 0], [0, 0]]
     assert module["unused"].weight.tolist() == [[0]]

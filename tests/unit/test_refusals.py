@@ -3,7 +3,7 @@
 import pytest
 from commands import ROOT
 
-from ddp_bench.__main__ import main_of
+from ddp_bench.__main__ import load_main
 
 SAMPLES = ROOT / "results" / "samples"
 RUN = SAMPLES / "cpu-lab-1gbit-2hosts"
@@ -108,7 +108,7 @@ def test_a_mistake_is_one_line(command, arguments, message, tmp_path, capsys):
     places = {"run": RUN, "calibrated": CALIBRATED, "empty": tmp_path, "long": "9" * 5000}
     name = command if command == "report" else f"bench.{command}"
     given = [word.format(**places) for word in arguments.split()]
-    assert main_of(command)(given) == 2
+    assert load_main(command)(given) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith(f"{name}: error: ")

@@ -9,7 +9,7 @@ from gate_runs import STEADY, write_run
 from scipy import stats
 
 from ddp_bench.bench.common.errors import UsageError
-from ddp_bench.bench.findings.confidence import UNKNOWN, agreements, describe_repeatability
+from ddp_bench.bench.findings.confidence import UNKNOWN_REPEATABILITY, describe_repeatability, find_agreements
 from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.machine.manifest import MANIFEST
 from ddp_bench.bench.results.store import load_run
@@ -40,7 +40,7 @@ def test_the_fifth_run_says_how_far_the_runs_before_lie_apart(tmp_path):
         "0% where at least 95% would if rounds alone differed"
     )
     for run in runs[:2]:
-        assert UNKNOWN in conclude_run(run).trust.next_run, "two have no scatter"
+        assert UNKNOWN_REPEATABILITY in conclude_run(run).trust.next_run, "two have no scatter"
 
 
 def test_only_runs_of_this_plan_and_machine_that_began_before_count(tmp_path):
@@ -94,18 +94,18 @@ def test_runs_that_differ_by_their_rounds_alone_hold_what_they_have_in_common():
     half = float(stats.norm.ppf(0.975)) * 0.01
     for _ in range(200):
         logs = rng.normal(0, 0.01, 10)
-        (found,) = agreements([{"a": Interval(x, x - half, x + half).exp()} for x in logs])
+        (found,) = find_agreements([{"a": Interval(x, x - half, x + half).exponentiate()} for x in logs])
         held, total = held + found.holding, total + found.num_runs
     assert held / total == pytest.approx(0.95, abs=0.015)
 
 
 def test_intervals_without_a_width_or_with_an_end_of_nothing_count_for_nothing():
     ends = [(0.9, 1.1), (1.0, 1.0), (0.0, 1.2), (0.9, math.inf), (math.nan, math.nan), (0.9, 1.1)]
-    assert agreements([{"a": Interval(1.0, low, high)} for low, high in ends]) == []
-    (found,) = agreements([{"a": Interval(1.0, low, high)} for low, high in (*ends, (0.8, 1.1))])
+    assert find_agreements([{"a": Interval(1.0, low, high)} for low, high in ends]) == []
+    (found,) = find_agreements([{"a": Interval(1.0, low, high)} for low, high in (*ends, (0.8, 1.1))])
     assert found.num_runs == 3
 
 
 def test_a_run_without_rates_says_how_to_find_out(tmp_path):
     run = written(tmp_path, 1)
-    assert UNKNOWN in describe_repeatability(run.results, run.compared, [])
+    assert UNKNOWN_REPEATABILITY in describe_repeatability(run.results, run.compared, [])

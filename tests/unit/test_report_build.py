@@ -13,12 +13,12 @@ from made import made_manifest, write_blocks
 from report_runs import blocks, case, dashed, run, usual_cases
 
 from ddp_bench.bench.common.errors import UsageError
-from ddp_bench.bench.page.render import markdown
+from ddp_bench.bench.page.render import render_markdown
 from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.run_folder import RunWriter
 from ddp_bench.report.build import build
 from ddp_bench.report.main import main
-from ddp_bench.report.page import page
+from ddp_bench.report.page import make_page
 
 HOSTILE = (
     "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> =cmd|'/C calc'!A0 $\\frac{$ &amp; \x1b[31m 火"
@@ -165,7 +165,9 @@ def test_page_that_cannot_be_written_leaves_nothing_behind(usual, tmp_path):
 
 def test_hostile_text_cannot_leave_its_cell():
     hostile = "a|b\n| c | [x](javascript:1) <img src=x> `d` @someone $x$ ~~e~~ https://x.y **f** \\| #1"
-    text = markdown(page(run([case("ddp", 2, status="failed", reason=hostile)], {"name": hostile})))
+    text = render_markdown(
+        make_page(run([case("ddp", 2, status="failed", reason=hostile)], {"name": hostile}))
+    )
     (row,) = [line for line in text.splitlines() if "| failed |" in line]
     assert row.count("|") == 5
     assert "a&#124;b &#124; c &#124; [x&#93;(javascript:1)" in row

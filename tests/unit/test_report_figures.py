@@ -17,23 +17,23 @@ from report_runs import (
     usual_cases,
 )
 
-from ddp_bench.bench.page.drawing import NAMES, svg
-from ddp_bench.bench.page.render import html
+from ddp_bench.bench.page.drawing import NAMES, render_svg
+from ddp_bench.bench.page.render import render_html
 from ddp_bench.bench.results.comparisons import Comparison
 from ddp_bench.bench.stats.interval import Interval
-from ddp_bench.report.cases import workloads
-from ddp_bench.report.charts import drift, scaling
-from ddp_bench.report.page import page
-from ddp_bench.report.step import REST, breakdown, step_parts
+from ddp_bench.report.cases import group_workloads
+from ddp_bench.report.charts import draw_drift, draw_scaling
+from ddp_bench.report.page import make_page
+from ddp_bench.report.step import REST, draw_breakdown, get_step_parts
 
 
 def test_every_kind_of_drawing_is_well_formed_themed_and_the_same_each_time():
-    figures = [*page(paper_like()).figures, paces(ROUNDS)]
+    figures = [*make_page(paper_like()).figures, paces(ROUNDS)]
     assert [figure.key for figure in figures] == ["w1-speedup", "w1-forest", "w1-anatomy", "k-rounds"]
-    drawings = [svg(figure) for figure in figures]
+    drawings = [render_svg(figure) for figure in figures]
     seen = set()
     for figure, drawing in zip(figures, drawings, strict=True):
-        assert drawing == svg(figure)
+        assert drawing == render_svg(figure)
         root = ET.fromstring(drawing)
         assert root.attrib["aria-label"] == figure.alt
         assert figure.caption in figure.alt
@@ -41,7 +41,7 @@ def test_every_kind_of_drawing_is_well_formed_themed_and_the_same_each_time():
         assert set(re.findall(r"url\(#([^)]+)\)", drawing)) <= ids
         assert seen.isdisjoint(ids)
         seen |= ids
-    whole = html(replace(page(paper_like()), figures=(), folds=())) + "".join(drawings)
+    whole = render_html(replace(make_page(paper_like()), figures=(), folds=())) + "".join(drawings)
     used = set(re.findall(r"var\(--([a-z-]+)\)", whole))
     both = set(re.findall(r"--([a-z-]+): light-dark\(#[0-9a-f]{6}, #[0-9a-f]{6}\);", whole))
     assert {"exposed", "backward", "ddp"} <= used
@@ -49,7 +49,7 @@ def test_every_kind_of_drawing_is_well_formed_themed_and_the_same_each_time():
 
 
 def speedups(cases):
-    return scaling(workloads(run(cases).results)[0], key="k")
+    return draw_scaling(group_workloads(run(cases).results)[0], key="k")
 
 
 def test_scaling_is_the_speed_up_of_what_has_devices_of_its_own_beside_the_ideal_line():
@@ -81,7 +81,7 @@ ROUNDS = [timed(row, r, 100.0 + r % 7) for row in (SINGLE, DP, DDP) for r in ran
 
 def paces(blocks):
     data = run([SINGLE, DP, DDP], timed_blocks=blocks)
-    return drift(workloads(data.results)[0], data.times, key="k")
+    return draw_drift(group_workloads(data.results)[0], data.times, key="k")
 
 
 def test_round_that_was_broken_off_does_not_speak_for_all_cases_and_two_show_no_drift():
@@ -93,15 +93,15 @@ def test_round_that_was_broken_off_does_not_speak_for_all_cases_and_two_show_no_
 
 
 def test_hundreds_of_rounds_are_still_a_small_drawing():
-    assert len(svg(paces(ROUNDS))) < 40_000
+    assert len(render_svg(paces(ROUNDS))) < 40_000
 
 
 def figure(cases, comparisons=()):
-    return breakdown(workloads(run(cases).results)[0], comparisons, key="k")
+    return draw_breakdown(group_workloads(run(cases).results)[0], comparisons, key="k")
 
 
 def parts_of(row):
-    return step_parts(run([row]).results[0])
+    return get_step_parts(run([row]).results[0])
 
 
 def labels(shown):

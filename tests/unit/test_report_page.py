@@ -15,36 +15,38 @@ from rich.cells import cell_len
 from sample_runs import EVERY_SAMPLE, SAMPLES, rebuilt, sample
 
 from ddp_bench.bench.findings import findings as run_summary
-from ddp_bench.bench.findings.findings import conclude_run, summary_of
-from ddp_bench.bench.findings.wording import case_label
+from ddp_bench.bench.findings.findings import conclude_run, summarize_run
+from ddp_bench.bench.findings.wording import label_case
 from ddp_bench.bench.machine.manifest import Manifest
 from ddp_bench.bench.page import terminal
 from ddp_bench.bench.page.page import Link
-from ddp_bench.bench.page.render import explained
-from ddp_bench.bench.results.case_result import case_results, text
-from ddp_bench.bench.results.run_folder import failure_file
+from ddp_bench.bench.page.render import add_definitions
+from ddp_bench.bench.results.case_result import get_text, read_case_results
+from ddp_bench.bench.results.run_folder import name_failure_file
 from ddp_bench.report import page as run_page
-from ddp_bench.report.cases import DENSE_PEAKS, with_rates
-from ddp_bench.report.conditions import status
-from ddp_bench.report.page import Files, cards, page
+from ddp_bench.report.cases import DENSE_PEAKS, add_rates
+from ddp_bench.report.conditions import describe_status
+from ddp_bench.report.page import Files, make_cards, make_page
 from ddp_bench.report.table import TERMS
-from ddp_bench.report.tables import results
+from ddp_bench.report.tables import tabulate_results
 
 
 @pytest.mark.parametrize("name", ENDS)
 def test_card_names_the_state_of_its_answer(name):
     few = {"num_rounds": 4} if name == "too few" else {}
     found = concluded(SINGLE, DP, DDP, by=(over(DDP, DP, *ENDS[name], **few),)).verdicts
-    verdict, card = found[0], cards(found)[0]
+    verdict, card = found[0], make_cards(found)[0]
     assert card.state == {"equal": "equal", "open": "open", "too few": "open"}.get(name, "found")
     assert (card.label, card.sentence, card.paste) == (verdict.label, verdict.sentence, verdict.paste)
 
 
 def test_status_says_that_nothing_compares_and_that_a_run_was_interrupted():
     cases = run([case("single", 1, 9.0), case("ddp", 2, status="oom")]).results
-    assert status(made_manifest(timing={}), cases, []).startswith("Nothing to compare · 1 of 2 cases ")
+    assert describe_status(made_manifest(timing={}), cases, []).startswith(
+        "Nothing to compare · 1 of 2 cases "
+    )
     interrupted = made_manifest(timing={"stopped_because": "interrupted"})
-    assert status(interrupted, cases, []).startswith("Interrupted, nothing to compare · ")
+    assert describe_status(interrupted, cases, []).startswith("Interrupted, nothing to compare · ")
 
 
 @pytest.mark.parametrize(
@@ -56,11 +58,11 @@ def test_status_says_that_nothing_compares_and_that_a_run_was_interrupted():
     ],
 )
 def test_a_figure_that_has_nothing_to_show_is_not_there(cases, figures):
-    assert [one.key.removeprefix("w1-") for one in page(run(cases)).figures] == figures
+    assert [one.key.removeprefix("w1-") for one in make_page(run(cases)).figures] == figures
 
 
 def test_what_a_term_means_is_said_once_where_it_first_stands():
-    shown = explained(page(paper_like()))
+    shown = add_definitions(make_page(paper_like()))
     parts = [*shown.figures, *shown.tables, *(table for fold in shown.folds for table in fold.tables)]
     text = " ".join(" ".join((part.note, *getattr(part, "meanings", ()))) for part in parts)
     assert {text.count(f"{term}: {meaning}.") for term, meaning in TERMS.items()} == {0, 1}
@@ -76,14 +78,14 @@ def column(table, name):
 
 def test_one_round_shows_the_estimate_without_an_interval():
     gone = {f"{name}_{end}": None for name in ("images_per_s", "speedup") for end in ("low", "high")}
-    shown = page(run([case("single", 1, 100.0), case("ddp", 2, 150.0, **gone)]))
+    shown = make_page(run([case("single", 1, 100.0), case("ddp", 2, 150.0, **gone)]))
     assert drawn(shown.figures[0])["DDP"] == [Drawn(2.0, 1.5)]
     assert column(shown.tables[0], "Throughput (images/s)")[1] == "150"
 
 
 def test_figures_compare_modes_at_default_settings_only():
     static = case("ddp", 2, 300.0, static_graph=True, case_id="static")
-    shown = page(run([case("single", 1, 100.0), static, case("ddp", 2, 150.0, static_graph=False)]))
+    shown = make_page(run([case("single", 1, 100.0), static, case("ddp", 2, 150.0, static_graph=False)]))
     assert [mark.y for mark in drawn(shown.figures[0])["DDP"]] == [1.5]
     assert column(shown.tables[0], "Case") == ["single", "DDP, static graph", "DDP"]
 
@@ -95,7 +97,9 @@ def test_files_are_linked_where_the_page_lies_above_them(tmp_path):
         (folder / "traces" / name).touch()
     for name in ("manifest.json", "cases.csv", "other.txt"):
         (folder / name).touch()
-    beside, above, elsewhere = (Files.of(folder, place) for place in (folder, tmp_path, tmp_path / "pages"))
+    beside, above, elsewhere = (
+        Files.from_folder(folder, place) for place in (folder, tmp_path, tmp_path / "pages")
+    )
     ranks = [Link(f"rank {rank}", f"./traces/c%231-rank{rank}.json.gz") for rank in (2, 10)]
     assert beside.traces == {"c#1": tuple(ranks)}
     assert above.traces["c#1"][0].href == "./a%20run/traces/c%231-rank2.json.gz"
@@ -111,10 +115,10 @@ def test_a_failed_case_leads_to_its_tracebacks(tmp_path):
     failed = case("ddp", 2, status="failed", reason="ValueError: late bug")
     skipped = case("dp", 1, status="skipped", reason="the plain module")
     for row in (failed, skipped, SINGLE):  # of those that are measured now, an earlier attempt failed
-        (folder / failure_file(row["case_id"])).touch()
-    name = failure_file(failed["case_id"])
+        (folder / name_failure_file(row["case_id"])).touch()
+    name = name_failure_file(failed["case_id"])
     above, elsewhere = (
-        page(run([SINGLE, failed, skipped]), Files.of(folder, page_folder)).tables[-1]
+        make_page(run([SINGLE, failed, skipped]), Files.from_folder(folder, page_folder)).tables[-1]
         for page_folder in (tmp_path, tmp_path / "pages")
     )
     at = [column.name for column in above.columns].index("Tracebacks")
@@ -133,14 +137,14 @@ def folded(shown, title):
 def test_instruments_never_cost_less_than_nothing(low, width, cost):
     ends = {"": low + width / 2, "_low": low, "_high": low + width}
     row = communicating(2, 200.0) | {f"anatomy_slowdown_pct{end}": value for end, value in ends.items()}
-    assert folded(page(run([row])), "Where the step goes").rows[0][-1] == cost
+    assert folded(make_page(run([row])), "Where the step goes").rows[0][-1] == cost
 
 
 MANIFEST = {"model": {"forward_flops_per_image": 4e9}}
 
 
 def test_shared_gpus_draw_and_rank_nothing():
-    shown = page(run([case("single", 1, 100.0), case("ddp", 2, 150.0, oversubscribed=True)]))
+    shown = make_page(run([case("single", 1, 100.0), case("ddp", 2, 150.0, oversubscribed=True)]))
     assert (shown.cards, shown.figures) == ([], [])
     assert shown.status.startswith("It works; shared GPUs tell nothing about speed")
     names = [column.name.partition(" (")[0] for column in shown.tables[0].columns]
@@ -152,7 +156,7 @@ MIB = 2**20
 
 
 def rates(*cases):
-    return [with_rates(one, made_manifest(**MANIFEST)).cells for one in run(cases).results]
+    return [add_rates(one, made_manifest(**MANIFEST)).cells for one in run(cases).results]
 
 
 def test_arithmetic_is_three_forwards_per_image_and_device():
@@ -161,13 +165,13 @@ def test_arithmetic_is_three_forwards_per_image_and_device():
     assert two["tflop_per_s"] == pytest.approx(180 * 12e9 / 2 / 1e12)
     assert (two["tflop_per_s_low"], two["tflop_per_s_high"]) == pytest.approx((1.0692, 1.0908))
     (alone,) = run([case("single", 1, 100.0)]).results
-    assert with_rates(alone, Manifest()).number("tflop_per_s") is None, "its operators are not counted"
+    assert add_rates(alone, Manifest()).get_number("tflop_per_s") is None, "its operators are not counted"
 
 
 def mfu(name):
     manifest = made_manifest(**MANIFEST)
     one = case("single", 1, 100.0, device_name=name, precision="bf16")
-    return with_rates(run([one]).results[-1], manifest).number("mfu_pct")
+    return add_rates(run([one]).results[-1], manifest).get_number("mfu_pct")
 
 
 def test_mfu_is_the_arithmetic_over_the_data_sheets_peak_where_that_is_known():
@@ -226,11 +230,11 @@ IN_CASES_CSV = {
 def test_the_results_are_what_cases_csv_holds(path):
     cases = rebuilt(path).reset_index()
     ok = cases[cases["status"] == "ok"].to_dict("records")
-    found = case_results(cases)
+    found = read_case_results(cases)
     of_name = {}
     for case_result, row in zip((one for one in found if one.is_ok), ok, strict=True):
-        of_name.setdefault(case_label(case_result), []).append(row)
-    tables = [table for table in results(found) if table]
+        of_name.setdefault(label_case(case_result), []).append(row)
+    tables = [table for table in tabulate_results(found) if table]
     assert sum(len(table.rows) for table in tables) == len(ok)
     checked = 0
     for table in tables:
@@ -253,9 +257,9 @@ def test_the_results_are_what_cases_csv_holds(path):
 @pytest.mark.parametrize("path", EVERY_SAMPLE)
 @pytest.mark.parametrize("width", [80, 100, 1000])
 def test_a_narrow_terminal_drops_columns_and_never_rows(path, width, capsys):
-    shown = page(sample(path))
+    shown = make_page(sample(path))
     table = shown.tables[0]
-    terminal.show(shown, piped_width=width)
+    terminal.print_page(shown, piped_width=width)
     lines = capsys.readouterr().out.splitlines()
     begin = lines.index("Results")
     rows = lines[begin + 4 : begin + 4 + len(table.rows)]
@@ -277,8 +281,8 @@ def test_cases_that_share_a_gpu_have_a_line_each_and_nothing_is_compared(capsys)
     """`single`, and every mode beside it on one GPU: in one table; memory is told alike."""
     modes = ("dp", "ddp", "fsdp", "pipeline", "partition", "replicate")
     memory = {"peak_mem_mib": 11206.0, "mem_by_device_mib": "11206/11206", "oversubscribed": True}
-    view = page(run([case("single", 1, 100.0), *(case(mode, 2, 150.0, **memory) for mode in modes)]))
-    terminal.show(view, piped_width=80)
+    view = make_page(run([case("single", 1, 100.0), *(case(mode, 2, 150.0, **memory) for mode in modes)]))
+    terminal.print_page(view, piped_width=80)
     lines = capsys.readouterr().out.splitlines()
     begin = next(i for i, line in enumerate(lines) if line.startswith("single "))
     for mode, line in zip(modes, lines[begin + 1 :], strict=False):
@@ -294,14 +298,14 @@ def test_cases_that_share_a_gpu_have_a_line_each_and_nothing_is_compared(capsys)
 
 @pytest.mark.parametrize("width", [*range(60, 72)])
 def test_no_line_ends_within_a_word_that_has_a_hyphen(width, capsys):
-    terminal.show(page(sample(SAMPLES[0])), piped_width=width)
+    terminal.print_page(make_page(sample(SAMPLES[0])), piped_width=width)
     lines = capsys.readouterr().out.splitlines()
     assert any("single-device" in line for line in lines)
     assert not [line for line in lines if re.search(r"[a-z]-$", line.rstrip())]
 
 
 def test_energy_is_that_of_one_of_what_is_counted():
-    view = page(run([case("single", 1, 100.0, unit="queries", **measured(joules_per_image=0.25))]))
+    view = make_page(run([case("single", 1, 100.0, unit="queries", **measured(joules_per_image=0.25))]))
     headings = {heading.name for table in every_table(view) for heading in table.columns}
     assert "Energy (J/query)" in headings
 
@@ -312,14 +316,14 @@ def test_a_run_that_was_concluded_is_not_concluded_again(monkeypatch):
     conclusion = conclude_run(found)
     for module in (run_page, run_summary):
         monkeypatch.setattr(module, "conclude_run", None)
-    shown, said = page(found, conclusion=conclusion), summary_of(found, conclusion)
+    shown, said = make_page(found, conclusion=conclusion), summarize_run(found, conclusion)
     assert [card.sentence for card in shown.cards] == [one["sentence"] for one in said["answers"]] != []
     assert [*shown.notes, *shown.background] == said["findings"]
 
 
 def test_a_long_name_is_no_reason_to_wrap_it(capsys):
     rows = [case("single", 1, 100.0), case("ddp", 2, 150.0, **dict.fromkeys(LONG, True))]
-    terminal.show(page(run(rows)), piped_width=40)
+    terminal.print_page(make_page(run(rows)), piped_width=40)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("DDP, ")]
     assert dashed("150 (148--152)") in line
 
@@ -329,11 +333,11 @@ LONG = ("gradient_as_bucket_view", "static_graph", "find_unused_parameters")
 
 @pytest.mark.parametrize("path", EVERY_SAMPLE)
 def test_the_page_prints_rates_whose_quotients_are_its_speed_ups(path):
-    view = page(replace(sample(path), cases=rebuilt(path)))
+    view = make_page(replace(sample(path), cases=rebuilt(path)))
     every = folded(view, "Every column")
     names = [column.name.partition(" (")[0] for column in every.columns]
     rows = [dict(zip(names, row, strict=True)) for row in every.rows]
-    single = next((row for row in rows if text(row["Case"]).startswith("single")), None)
+    single = next((row for row in rows if get_text(row["Case"]).startswith("single")), None)
     if single is None or "Speed-up" not in names:
         return
     reference, least = printed(single["Throughput"])

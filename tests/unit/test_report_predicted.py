@@ -11,14 +11,14 @@ from ddp_bench.bench.predict.output import Predictions
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.stats.interval import Interval
 from ddp_bench.report.main import main as report_command
-from ddp_bench.report.predicted import predicted
+from ddp_bench.report.predicted import make_prediction_section
 
 RUN = load_run(SAMPLE)
 HELD_OUT = predictions().validation[0]
 
 
 def section(**more):
-    return predicted(RUN, predictions(**more))
+    return make_prediction_section(RUN, predictions(**more))
 
 
 def test_predictions_are_drawn_beside_what_the_same_machine_measured():

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from renewed import KEPT, RESULTS, TABLES, renewed
 
-from ddp_bench.bench.results.archive import is_archive, public_members, unpacked
+from ddp_bench.bench.results.archive import is_archive, publish_members, read_archive
 from ddp_bench.bench.results.store import load_run
 
 
@@ -23,9 +23,11 @@ def test_published_tables_are_those_of_todays_code(path):
     made = renewed(run)
     for name in TABLES:
         pd.testing.assert_frame_equal(getattr(run, name), getattr(made, name), rtol=1e-5)
-        content = unpacked(path)[f"{name}.csv"] if is_archive(path) else (path / f"{name}.csv").read_bytes()
+        content = (
+            read_archive(path)[f"{name}.csv"] if is_archive(path) else (path / f"{name}.csv").read_bytes()
+        )
         header = next(csv.reader(io.StringIO(content.decode())))
         today = list(getattr(made, name))
         if is_archive(path):
-            today = next(csv.reader(io.StringIO(public_members(made)[f"{name}.csv"].decode())))
+            today = next(csv.reader(io.StringIO(publish_members(made)[f"{name}.csv"].decode())))
         assert header == today

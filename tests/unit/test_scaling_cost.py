@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from test_scaling_predict import SMALL
 
 from ddp_bench.bench.predict import allreduce
-from ddp_bench.bench.predict.networks import NETWORKS, network
-from ddp_bench.bench.predict.prediction import Scenario, cost_band, estimate
+from ddp_bench.bench.predict.networks import NETWORKS, find_network
+from ddp_bench.bench.predict.prediction import Scenario, compute_cost_band, simulate_scenario
 from ddp_bench.bench.predict.timeline import Slowdown
 
 ALPHA_BETA = allreduce.CostCurve(tuple((float(4096 * 4**i), 0.05 + 4096 * 4**i * 1e-6) for i in range(9)))
@@ -29,7 +29,7 @@ def test_between_points_a_curve_is_a_line_on_log_log_axes():
 
 
 def test_noise_is_pooled_until_larger_is_never_faster():
-    curve = allreduce.measured_curve([(999, (1.0,)), (2000, (3.0, 3.0, 9.0)), (4000, (2.0,)), (8000, (8.0,))])
+    curve = allreduce.make_curve([(999, (1.0,)), (2000, (3.0, 3.0, 9.0)), (4000, (2.0,)), (8000, (8.0,))])
     times = [ms for _, ms in curve.points]
     assert times == sorted(times)
     assert times[1] == times[2] == pytest.approx(math.sqrt(6))
@@ -41,7 +41,7 @@ def test_noise_is_pooled_until_larger_is_never_faster():
     st.floats(1, 8),
 )
 def test_curves_rise(points, size, factor):
-    curve = allreduce.measured_curve([(s, (ms,)) for s, ms in points.items()])
+    curve = allreduce.make_curve([(s, (ms,)) for s, ms in points.items()])
     assert 0 < curve(size) <= curve(size * factor) * (1 + 1e-9)
 
 
@@ -49,7 +49,7 @@ def test_ring_law_for_bandwidth_and_hops_for_latency():
     """alpha-beta of 2 ranks: one message of 2 steps; on 8 ranks 14 steps and 1.75 times the bytes."""
     hop = 0.025
     two = allreduce.CostCurve(tuple((float(s), 2 * hop + s * 1e-6) for s in (4096, 2**20, 2**26)))
-    eight = allreduce.at_ranks(two, measured=2, wanted=8, hop_ms=hop, steps=allreduce.ring_steps)
+    eight = allreduce.carry_to_ranks(two, measured=2, wanted=8, hop_ms=hop, steps=allreduce.count_ring_steps)
     for size in (4096, 2**20, 2**26):
         assert eight(size) == pytest.approx(14 * hop + 1.75 * size * 1e-6)
 
@@ -57,36 +57,39 @@ def test_ring_law_for_bandwidth_and_hops_for_latency():
 def test_hierarchy_between_pipelined_and_one_after_the_other():
     inside = allreduce.CostCurve(((1e6, 3.0), (1e8, 300.0)))
     between = allreduce.CostCurve(((1e6, 5.0), (1e8, 500.0)))
-    assert allreduce.hierarchical(inside, between, 0.0)(1e7) == pytest.approx(80.0)
-    assert allreduce.hierarchical(inside, between, 1.0)(1e7) == pytest.approx(50.0)
+    assert allreduce.combine_levels(inside, between, 0.0)(1e7) == pytest.approx(80.0)
+    assert allreduce.combine_levels(inside, between, 1.0)(1e7) == pytest.approx(50.0)
 
 
 def test_two_roce_nodes_lie_between_the_ends_of_two_levels():
     """310 GB/s were measured over 16 H100s on 2 nodes: the hierarchy's band must hold it."""
-    inside, between = network("nvlink-h100").band(8), network("ib-400g").band(2, nics=8)
+    inside, between = (
+        find_network("nvlink-h100").compute_band(8),
+        find_network("ib-400g").compute_band(2, nics=8),
+    )
     size = 2**30
-    quick = allreduce.hierarchical(inside.estimate, between.estimate, 1.0)(size)
-    slow = allreduce.hierarchical(inside.estimate, between.estimate, 0.0)(size)
-    measured = allreduce.ring_factor(16) * size / 310e6
+    quick = allreduce.combine_levels(inside.estimate, between.estimate, 1.0)(size)
+    slow = allreduce.combine_levels(inside.estimate, between.estimate, 0.0)(size)
+    measured = allreduce.compute_ring_factor(16) * size / 310e6
     assert quick < measured < slow
-    assert network("roce-400g").band(16).estimate(size) == pytest.approx(measured, rel=0.02)
+    assert find_network("roce-400g").compute_band(16).estimate(size) == pytest.approx(measured, rel=0.02)
 
 
 def test_over_efa_the_whole_job_is_as_it_was_measured():
     """4 nodes of 8 B200: the same source; what joins a node's GPUs is part of it."""
-    asked = Scenario(num_devices=32, network=network("efa-b200"), intra=network("nvlink-b200"))
-    cost = cost_band(asked).estimate
+    asked = Scenario(num_devices=32, network=find_network("efa-b200"), intra=find_network("nvlink-b200"))
+    cost = compute_cost_band(asked).estimate
     for mib, busbw in ((1, 5.4), (64, 157.0), (1024, 362.0)):
         assert 62 / 32 * mib * 2**20 / cost(mib * 2**20) / 1e6 == pytest.approx(busbw)
 
 
 def joined(num_devices, *, gpus_per_node=4):
-    intra = network("nvlink-a100") if gpus_per_node > 1 else None
+    intra = find_network("nvlink-a100") if gpus_per_node > 1 else None
     return Scenario(
         num_devices=num_devices,
         gpus_per_node=gpus_per_node,
         intra=intra,
-        network=network("ib-200g"),
+        network=find_network("ib-200g"),
         nics_per_node=1,
     )
 
@@ -94,42 +97,44 @@ def joined(num_devices, *, gpus_per_node=4):
 def test_a_ring_over_all_ranks_crosses_a_nodes_port_and_compute_slows_that_beyond_two_nodes():
     """By hand: 8 ranks send 2 * 7 / 8 bytes for each through the port, at 23 GB/s; half of it is hidden."""
     size = 256e6
-    inside, port_ms = network("nvlink-a100").band(4).estimate(size), 1.75 * size / 23e6
-    alone, beside = (cost_band(joined(8), slowed).estimate(size) for slowed in (1.0, 15.0))
+    inside, port_ms = find_network("nvlink-a100").compute_band(4).estimate(size), 1.75 * size / 23e6
+    alone, beside = (compute_cost_band(joined(8), slowed).estimate(size) for slowed in (1.0, 15.0))
     assert alone == pytest.approx(port_ms + inside / 2, rel=0.02)
     assert beside == pytest.approx(15 * inside + port_ms / 2, rel=0.02), "ports of two nodes work alone"
-    assert cost_band(joined(12), 15.0).estimate(size) == pytest.approx(
-        15 * cost_band(joined(12)).estimate(size)
+    assert compute_cost_band(joined(12), 15.0).estimate(size) == pytest.approx(
+        15 * compute_cost_band(joined(12)).estimate(size)
     )
-    assert cost_band(joined(2, gpus_per_node=1), 15.0) == cost_band(joined(2, gpus_per_node=1))
+    assert compute_cost_band(joined(2, gpus_per_node=1), 15.0) == compute_cost_band(
+        joined(2, gpus_per_node=1)
+    )
 
 
 def test_what_was_measured_across_a_network_is_slowed_as_it_was_there():
     """A slow-down of two hosts' all-reduces is of their network, one of a single device's of its kernels."""
     asked = joined(2, gpus_per_node=1)
     slowed, alone = (replace(SMALL, num_ranks=2, comm_slowdown=(factor,)) for factor in (15.0, 1.0))
-    assert estimate(slowed, asked).step_ms > estimate(alone, asked).step_ms
+    assert simulate_scenario(slowed, asked).step_ms > simulate_scenario(alone, asked).step_ms
     slowed, alone = (replace(c, num_ranks=1) for c in (slowed, alone))
-    assert estimate(slowed, asked).step_ms == estimate(alone, asked).step_ms
+    assert simulate_scenario(slowed, asked).step_ms == simulate_scenario(alone, asked).step_ms
 
 
 def test_a_link_of_1_gbit_carries_resnet18_as_measured():
     """46.8 MB between two hosts over 1 Gbit/s take 0.39-0.41 s (tc tbf on a veth pair)."""
-    assert 390 < network("link:1gbit").band(2).estimate(46_758_048) < 410
+    assert 390 < find_network("link:1gbit").compute_band(2).estimate(46_758_048) < 410
 
 
 @pytest.mark.parametrize("name", [*NETWORKS, "link:1gbit"])
 def test_every_network_says_what_is_assumed_and_has_rising_cost(name):
-    net = network(name)
+    net = find_network(name)
     assert "assumed" in net.source
     for members in (2, 8, 64, 512):
-        band = net.band(members)
+        band = net.compute_band(members)
         for size in (1, 4096, 2**20, 2**31):
             assert 0 < band.low(size) <= band.estimate(size) <= band.high(size)
 
 
 def test_one_member_sends_nothing():
-    assert network("ib-400g").band(1) == allreduce.CostBand.exact(allreduce.CostCurve())
+    assert find_network("ib-400g").compute_band(1) == allreduce.CostBand.from_curve(allreduce.CostCurve())
 
 
 OWN = allreduce.CostCurve(((1e6, 10.0), (1e8, 1000.0)))
@@ -153,15 +158,15 @@ BUSY = Slowdown(compute=2.0, comm=1.1)
     ],
 )
 def test_a_core_moves_the_bytes(measured, core_share, factor, compute, comm):
-    found = allreduce.on_shared_cores(
-        measured, core_share=core_share, calibrated=OWN, asked=OWN.scaled(factor), num_bytes=1e8
+    found = allreduce.carry_slowdown(
+        measured, core_share=core_share, calibrated=OWN, asked=OWN.scale(factor), num_bytes=1e8
     )
     assert (found.compute, found.comm) == pytest.approx((compute, comm))
 
 
 def test_a_gpu_keeps_its_slow_down():
     busy = replace(SMALL, compute_slowdown=(1.5,))
-    scenario = Scenario(num_devices=2, network=network("link:400gbit"))
-    on_gpu = estimate(busy, scenario).step_ms
+    scenario = Scenario(num_devices=2, network=find_network("link:400gbit"))
+    on_gpu = simulate_scenario(busy, scenario).step_ms
     as_core = replace(busy, identity=replace(busy.identity, device_type="cpu"))
-    assert estimate(as_core, scenario).step_ms > on_gpu
+    assert simulate_scenario(as_core, scenario).step_ms > on_gpu

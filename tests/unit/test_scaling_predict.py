@@ -10,8 +10,8 @@ from commands import ROOT
 from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.predict import main as command
 from ddp_bench.bench.predict.calibration import AllReduceTimes, Calibration, Identity, Parameter
-from ddp_bench.bench.predict.networks import MeasuredNetwork, network
-from ddp_bench.bench.predict.prediction import Scenario, as_calibrated, predict
+from ddp_bench.bench.predict.networks import MeasuredNetwork, find_network
+from ddp_bench.bench.predict.prediction import Scenario, fill_scenario, predict
 from ddp_bench.bench.stats.interval import Interval
 
 SAMPLE = ROOT / "results" / "samples" / "predictions" / "resnet18-2hosts" / "1gbit"
@@ -58,14 +58,14 @@ def test_accumulation_halves_the_communication_per_image():
 
 def test_strong_scaling_is_that_of_the_calibrated_run_with_its_global_batch():
     strong = replace(SMALL, scaling="strong")
-    as_measured = predict(strong, as_calibrated(strong, Scenario(num_devices=2, scaling="")))
+    as_measured = predict(strong, fill_scenario(strong, Scenario(num_devices=2, scaling="")))
     assert as_measured.batch_size == 64
     assert as_measured.step_ms == predict(SMALL, Scenario(num_devices=2)).step_ms
-    four = as_calibrated(strong, Scenario(num_devices=4, scaling=""))
+    four = fill_scenario(strong, Scenario(num_devices=4, scaling=""))
     assert predict(strong, four).images_per_s.estimate * predict(
         strong, four
     ).step_ms.estimate == pytest.approx(64_000)
-    assert as_calibrated(SMALL, Scenario(num_devices=4, scaling="")).batch_size == 32
+    assert fill_scenario(SMALL, Scenario(num_devices=4, scaling="")).batch_size == 32
     assert Calibration.from_json(strong.to_json()) == strong
 
 
@@ -78,7 +78,7 @@ def test_one_device_loses_nothing_whatever_its_batch(batch):
 
 
 def test_devices_train_at_most_as_many_times_as_fast_as_one():
-    fast = network("nvlink-h100", level="intra")
+    fast = find_network("nvlink-h100", level="intra")
     found = predict(SMALL, Scenario(num_devices=8, intra=fast, comm_hook="fp16"), model_error_pct=30.0)
     assert found.images_per_s.high > 1.05 * found.images_per_s.estimate
     assert found.efficiency.estimate <= found.efficiency.high <= 1.0
@@ -118,7 +118,7 @@ def test_a_half_precision_hook_is_never_slower_and_strong_scaling_divides_the_ba
     ],
 )
 def test_scenarios_that_cannot_be(scenario, message):
-    named = {k: network(v) if k in ("network", "intra") else v for k, v in scenario.items()}
+    named = {k: find_network(v) if k in ("network", "intra") else v for k, v in scenario.items()}
     with pytest.raises(UsageError, match=message):
         predict(SMALL, Scenario(**named))
 

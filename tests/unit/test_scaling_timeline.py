@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn import functional
 from torchvision.models import resnet18
 
-from ddp_bench.bench.predict.timeline import Compute, Slowdown, simulated_ms
-from ddp_bench.bench.proof.stages import layer_costs_ms, partition_layers
-from ddp_bench.models.resnet import ResNet20, resnet_layers
+from ddp_bench.bench.predict.timeline import Compute, Slowdown, simulate_ms
+from ddp_bench.bench.proof.stages import measure_layer_costs_ms, partition_layers
+from ddp_bench.models.resnet import ResNet20, list_resnet_layers
 
 COMPUTE = Compute(before_ms=50.0, backward_ms=100.0, after_ms=10.0)
 
@@ -23,7 +23,7 @@ def exposed_ms(buckets, compute=COMPUTE, **more):
     ready, comm = zip(*buckets, strict=True) if buckets else ((), ())
     layout, costs = [(i,) for i in range(len(ready))], iter(comm)
     sizes = [4] * len(ready)
-    return simulated_ms(sizes, ready, layout, lambda _: next(costs), compute, **more) - compute.total_ms
+    return simulate_ms(sizes, ready, layout, lambda _: next(costs), compute, **more) - compute.total_ms
 
 
 BY_HAND = {
@@ -78,7 +78,7 @@ def test_a_step_by_hand(name):
 
 def test_copies_back_wait_for_the_backward_and_run_on_after_the_last_all_reduce():
     """The large bucket is done at 61; the end of the backward, 110, is followed by 9 ms for it, then 1."""
-    step_ms = simulated_ms([9, 1], [50.0, 100.0], ((0,), (1,)), {9: 2.0, 1: 0.5}.get, COMPUTE, copy_ms=10.0)
+    step_ms = simulate_ms([9, 1], [50.0, 100.0], ((0,), (1,)), {9: 2.0, 1: 0.5}.get, COMPUTE, copy_ms=10.0)
     assert step_ms == pytest.approx(COMPUTE.total_ms + 10.0 + 10.0)
 
 
@@ -91,7 +91,7 @@ def test_what_compute_does_not_slow_ends_sooner():
 
 def test_a_bucket_has_its_gradients_bytes_and_waits_for_the_last_of_them():
     """The first is ready at 5 and takes 30, the second at 90 and takes 40: 30 after the backward."""
-    step_ms = simulated_ms([100, 200, 400], [5.0, 3.0, 90.0], ((0, 1), (2,)), lambda sent: sent / 10, COMPUTE)
+    step_ms = simulate_ms([100, 200, 400], [5.0, 3.0, 90.0], ((0, 1), (2,)), lambda sent: sent / 10, COMPUTE)
     assert step_ms == pytest.approx(COMPUTE.total_ms + 30.0)
 
 
@@ -141,9 +141,9 @@ def test_a_resnets_layers_one_after_another_are_the_resnet(make):
     module = make().eval()
     images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
-        found = nn.Sequential(*resnet_layers(module))(images)
+        found = nn.Sequential(*list_resnet_layers(module))(images)
         assert torch.allclose(found, module(images), atol=1e-6)
-    held = {id(p) for layer in resnet_layers(module) for p in layer.parameters()}
+    held = {id(p) for layer in list_resnet_layers(module) for p in layer.parameters()}
     assert held == {id(p) for p in module.parameters()}
 
 
@@ -154,7 +154,7 @@ def test_a_layer_of_ten_times_the_work_costs_most_and_gradients_are_gone():
         nn.ReLU(inplace=True),
     ]
     targets = torch.zeros(512, dtype=torch.long)
-    costs = layer_costs_ms(
+    costs = measure_layer_costs_ms(
         layers,
         torch.randn(512, 256),
         lambda out: functional.cross_entropy(out, targets),

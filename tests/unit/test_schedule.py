@@ -11,12 +11,12 @@ from made import cap_of, planned
 
 from ddp_bench.bench.results.comparisons import Comparison
 from ddp_bench.bench.results.journal import Completion, State
-from ddp_bench.bench.run.schedule import INSTRUMENTED, SHARES, LiveCase, Schedule, fixed_phases
+from ddp_bench.bench.run.schedule import INSTRUMENTED, SHARES, LiveCase, Schedule, list_fixed_phases
 from ddp_bench.bench.run.stop_rule import (
-    FIRST_LOOK,
+    FIRST_LOOK_ROUND,
     StopRule,
+    find_converged,
     is_look,
-    resting_cases,
 )
 from ddp_bench.bench.stats.fit import MIN_ROUNDS
 from ddp_bench.bench.stats.interval import Interval
@@ -47,7 +47,7 @@ def simulated(settings, num_rounds, *, resting=frozenset()):
     live, schedule, chosen = visitable(settings), Schedule(settings), []
     by_index = {one.index: one for one in live}
     for r in range(1, num_rounds + 1):
-        chosen.append(schedule.round(live, r, resting=resting if r > FIRST_LOOK else frozenset()))
+        chosen.append(schedule.plan_round(live, r, resting=resting if r > FIRST_LOOK_ROUND else frozenset()))
         for index, phases in chosen[-1].items():
             one = by_index[index]
             for phase in phases:
@@ -92,7 +92,7 @@ def test_every_case_begins_with_timed_blocks_enough_for_an_interval():
     for one in live:
         schedule.add(one, "warmup", 20.0)
     for r in range(1, MIN_ROUNDS + 1):
-        assert schedule.round(live, r) == {one.index: ["timed"] for one in live}
+        assert schedule.plan_round(live, r) == {one.index: ["timed"] for one in live}
         for one in live:
             schedule.add(one, "timed", 9.0)
 
@@ -102,7 +102,7 @@ def test_what_a_calibration_took_decides_when_it_comes_again():
     live, schedule = {one.index: one for one in visitable(settings)}, Schedule(settings)
     visits = []
     for r in range(1, 501):
-        for index, phases in schedule.round([*live.values()], r).items():
+        for index, phases in schedule.plan_round([*live.values()], r).items():
             one = live[index]
             visits += [r for phase in phases if phase == "calibration"]
             for phase in phases:
@@ -116,14 +116,14 @@ def test_a_time_that_gives_no_interval_is_told_before_the_rounds():
     live = visitable(resolved())
     round_s = sum(one.step_s for one in live)
     schedule = Schedule(resolved())
-    assert schedule.shortage(live, MIN_ROUNDS * round_s + 0.1) == ""
-    assert "are left after preparation" in schedule.shortage(live, MIN_ROUNDS * round_s - 0.1)
-    assert Schedule(resolved(rounds=3)).shortage(live, 0.0) == ""
-    assert Schedule(resolved(calibrate=True)).shortage(live, MIN_ROUNDS * round_s + 0.1)
+    assert schedule.explain_shortage(live, MIN_ROUNDS * round_s + 0.1) == ""
+    assert "are left after preparation" in schedule.explain_shortage(live, MIN_ROUNDS * round_s - 0.1)
+    assert Schedule(resolved(rounds=3)).explain_shortage(live, 0.0) == ""
+    assert Schedule(resolved(calibrate=True)).explain_shortage(live, MIN_ROUNDS * round_s + 0.1)
     for one in live:
         for _ in range(MIN_ROUNDS):
             schedule.add(one, "timed", 0.1)
-    assert schedule.shortage(live, 0.0) == "", "an earlier attempt has them"
+    assert schedule.explain_shortage(live, 0.0) == "", "an earlier attempt has them"
 
 
 def test_every_case_has_its_first_pass_before_any_has_a_second():
@@ -163,7 +163,7 @@ def test_shared_cases_come_in_ten_rounds_and_with_the_default_cap_alone():
 def test_shared_cases_get_all_the_time_where_there_are_no_others():
     settings = resolved(gpus=[4], modes=["ddp"])
     live = [one for one in visitable(settings) if one.oversubscribed]
-    chosen = Schedule(settings).round(live, 1)
+    chosen = Schedule(settings).plan_round(live, 1)
     assert set(chosen) == {one.index for one in live}
 
 
@@ -179,7 +179,7 @@ def test_shared_cases_get_all_the_time_where_there_are_no_others():
 def test_a_pass_that_would_be_wrong_is_left_out(setting, passes):
     fixed = resolved(modes=["ddp"], gpus=[2], bucket_cap_mb=["1"], rounds=1, **setting)
     *_, ddp = visitable(fixed)
-    assert set(fixed_phases(ddp, round_index=1, settings=fixed)) == passes
+    assert set(list_fixed_phases(ddp, round_index=1, settings=fixed)) == passes
     _, rounds = simulated(replace(fixed, rounds=None), 30)
     assert set().union(*(phases.get(ddp.index, []) for phases in rounds)) == passes
 
@@ -191,8 +191,8 @@ def test_fixed_rounds_give_the_fixed_phases_whatever_rests(round_index):
     everything = frozenset(one.case.case_id for one in live)
     schedule = Schedule(settings)
     schedule.add(live[0], "timed", 1e6)
-    assert schedule.round(live, round_index, resting=everything) == {
-        one.index: fixed_phases(one, round_index=round_index, settings=settings) for one in live
+    assert schedule.plan_round(live, round_index, resting=everything) == {
+        one.index: list_fixed_phases(one, round_index=round_index, settings=settings) for one in live
     }
 
 
@@ -205,7 +205,7 @@ def test_resting_cases_are_not_timed():
     settings = resolved()
     resting = frozenset([visitable(settings)[0].case.case_id])
     _, chosen = simulated(settings, 200, resting=resting)
-    phases = {phase for found in chosen[FIRST_LOOK:] for phase in found.get(0, [])}
+    phases = {phase for found in chosen[FIRST_LOOK_ROUND:] for phase in found.get(0, [])}
     assert phases == {"anatomy"}, "a look inside may still come, from the share that is left"
 
 
@@ -237,14 +237,14 @@ def test_a_case_rests_once_all_its_comparisons_are_narrow():
         comparison("cap1", "ddp", NARROW),
         comparison("cap25", "ddp", WIDE),
     ]
-    assert resting_cases(by, {}) == {"dp", "cap1"}
-    assert resting_cases([], {"ddp": 0.001}) == frozenset()
+    assert find_converged(by, {}) == {"dp", "cap1"}
+    assert find_converged([], {"ddp": 0.001}) == frozenset()
 
 
 def test_a_case_in_no_comparison_rests_by_its_rate():
     by = [comparison("ddp", "dp", WIDE)]
     widths = {"one": 0.02, "other": 0.03, "unknown": math.nan, "ddp": 0.001}
-    assert resting_cases(by, widths) == {"one"}
+    assert find_converged(by, widths) == {"one"}
 
 
 class FakeRecorder(SimpleNamespace):
@@ -254,7 +254,7 @@ class FakeRecorder(SimpleNamespace):
     width: float = math.nan
     journal: SimpleNamespace
 
-    def half_width(self):
+    def compute_half_width(self):
         return self.width
 
 
@@ -264,7 +264,7 @@ def rule(*by, width=math.nan, elapsed_s=0.0, num_bytes=0, **settings):
     return StopRule(resolved(**settings), recorder, lambda: elapsed_s)
 
 
-AT_LOOKS, NEVER = {Completion.NARROW: [FIRST_LOOK, 20, 40]}, {}
+AT_LOOKS, NEVER = {Completion.NARROW: [FIRST_LOOK_ROUND, 20, 40]}, {}
 NARROW_ONE, WIDE_ONE = comparison("a", "b", NARROW), comparison("c", "b", WIDE)
 
 
@@ -317,19 +317,19 @@ def test_when_a_run_stops(by, asked, stops):
     ],
 )
 def test_progress_is_of_the_whole_run(settings, done, said):
-    assert rule(elapsed_s=65.0, **settings).progress(4.0) == (pytest.approx(done), said)
+    assert rule(elapsed_s=65.0, **settings).describe_progress(4.0) == (pytest.approx(done), said)
 
 
 def test_what_is_left_of_the_time_and_of_the_rounds():
     fixed = rule(rounds=15)
-    assert (fixed.left_s(), fixed.left_share(5)) == (None, pytest.approx(2 / 3))
+    assert (fixed.compute_left_s(), fixed.compute_left_share(5)) == (None, pytest.approx(2 / 3))
     now = 20.0
     made = StopRule(resolved(max_time=100), None, lambda: now)
-    assert made.left_share(0) == 1.0
+    assert made.compute_left_share(0) == 1.0
     now = 60.0
-    assert (made.left_s(), made.left_share(3)) == (40.0, pytest.approx(0.5))
+    assert (made.compute_left_s(), made.compute_left_share(3)) == (40.0, pytest.approx(0.5))
     late = StopRule(resolved(max_time=30), None, lambda: now)
-    assert late.left_share(0) == late.left_share(1) == 0.0, "preparation took it all"
+    assert late.compute_left_share(0) == late.compute_left_share(1) == 0.0, "preparation took it all"
 
 
 def test_cheap_traces_do_not_crowd_out_the_anatomy_of_slow_cases():

@@ -15,12 +15,12 @@ from commands import eventually
 
 from ddp_bench.bench.common import process as processes
 from ddp_bench.bench.common import scratch
-from ddp_bench.bench.common.scratch import MARK, PREFIX, remove_abandoned, scratch_folder
+from ddp_bench.bench.common.scratch import MARK_FILE, PREFIX, make_scratch_folder, remove_abandoned
 
 HOLDS = """
 import sys
-from ddp_bench.bench.common.scratch import scratch_folder
-with scratch_folder() as folder:
+from ddp_bench.bench.common.scratch import make_scratch_folder
+with make_scratch_folder() as folder:
     (folder / "file").touch()
     print(folder, flush=True)
     sys.stdin.read()
@@ -47,7 +47,7 @@ def holder(temporary, script=HOLDS):
 def test_one_in_use_stays_and_one_of_a_killed_process_goes(temporary):
     process, folder = holder(temporary)
     with process:
-        with scratch_folder() as own:
+        with make_scratch_folder() as own:
             remove_abandoned()
             assert (folder / "file").exists()
             assert own.exists()
@@ -76,8 +76,8 @@ def test_nothing_but_a_marked_folder_of_a_dead_process_is_removed(temporary):
     ):
         (temporary / name).mkdir()
         (temporary / name / "thesis.txt").write_text("mine")
-    (temporary / f"{PREFIX}empty-mark" / MARK).touch()
-    (temporary / f"{PREFIX}linked-mark" / MARK).symlink_to(folder / MARK)
+    (temporary / f"{PREFIX}empty-mark" / MARK_FILE).touch()
+    (temporary / f"{PREFIX}linked-mark" / MARK_FILE).symlink_to(folder / MARK_FILE)
     (temporary / f"{PREFIX}file").touch()
     (temporary / f"{PREFIX}link").symlink_to(temporary / "ddp-bench-main")
     (temporary / f"{PREFIX}link-to-marked").symlink_to(folder)
@@ -108,7 +108,7 @@ def test_a_removal_that_was_killed_is_finished_by_the_next_command(temporary, mo
         patch.setattr(scratch.shutil, "rmtree", killed)
         with contextlib.suppress(KeyboardInterrupt):
             remove_abandoned()
-    assert [path.name for path in folder.iterdir()] == [MARK], "what tells that it is ours goes last"
+    assert [path.name for path in folder.iterdir()] == [MARK_FILE], "what tells that it is ours goes last"
     remove_abandoned()
     assert not folder.exists()
 
@@ -122,16 +122,16 @@ def test_a_signal_while_it_is_made_leaves_nothing(temporary, monkeypatch):
         return found
 
     monkeypatch.setattr(tempfile, "mkdtemp", interrupted)
-    with pytest.raises(KeyboardInterrupt), processes.interrupted_by_signals(), scratch_folder():
+    with pytest.raises(KeyboardInterrupt), processes.raise_on_signals(), make_scratch_folder():
         pytest.fail("the signal comes before the context begins")
     assert list(temporary.iterdir()) == []
 
 
 HOLDS_FOR_A_CHILD = """
 import subprocess, sys
-from ddp_bench.bench.common.scratch import locks, scratch_folder
-with scratch_folder() as folder:
-    child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], pass_fds=locks())
+from ddp_bench.bench.common.scratch import get_locks, make_scratch_folder
+with make_scratch_folder() as folder:
+    child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], pass_fds=get_locks())
     print(folder, flush=True)
     child.wait()
 """

@@ -4,10 +4,10 @@ import json
 import pytest
 
 from ddp_bench.bench.common.errors import UsageError
-from ddp_bench.bench.plan.buckets import BucketLayout, bucket_caps, cap_arguments, cap_code
+from ddp_bench.bench.plan.buckets import BucketLayout, make_cap_arguments, parse_bucket_caps, write_cap_code
 from ddp_bench.bench.plan.case_settings import SETTINGS_OF, STEP_DEFAULTS
-from ddp_bench.bench.plan.resolve import PRESETS, GpuKind, as_options, resolve, with_device_defaults
-from ddp_bench.bench.plan.settings import Settings, options_of
+from ddp_bench.bench.plan.resolve import PRESETS, GpuKind, fill_device_defaults, resolve, write_options
+from ddp_bench.bench.plan.settings import Settings, list_options
 
 
 def test_later_layers_win(tmp_path):
@@ -87,7 +87,9 @@ def test_unreadable_toml(tmp_path):
 
 def defaults(*, gpu=None, gpus=6, **asked):
     device = "cpu" if gpu is None else "cuda"
-    return with_device_defaults(Settings.of(asked), device_type=device, num_local_devices=gpus, gpu=gpu)
+    return fill_device_defaults(
+        Settings.from_values(asked), device_type=device, num_local_devices=gpus, gpu=gpu
+    )
 
 
 H200, V100, GTX = (
@@ -101,7 +103,7 @@ def test_a_cpu_core_trains_resnet_18_in_fp32_as_pytorch_does_by_itself():
     assert (found.arch, found.batch_size, found.backend, found.gpus) == ("resnet18", (16,), "gloo", (1, 2))
     assert (found.precision, found.steps, found.margin, found.least_block_s) == ("fp32", 1, 0.05, 0)
     assert {name: found.axes[name] for name in STEP_DEFAULTS} == {n: (v,) for n, v in STEP_DEFAULTS.items()}
-    fixed = with_device_defaults(Settings(rounds=3), device_type="cpu", num_local_devices=1)
+    fixed = fill_device_defaults(Settings(rounds=3), device_type="cpu", num_local_devices=1)
     assert fixed.max_time is None, "a number of rounds is not cut short by a time nobody gave"
 
 
@@ -117,15 +119,17 @@ def test_a_gpu_trains_as_an_engineer_does_today():
 def test_an_older_gpu_takes_what_it_has(gpu, precision, batch_size):
     found = defaults(gpu=gpu)
     assert (found.precision, found.batch_size) == (precision, (batch_size,))
-    assert found.first("fused_optimizer") == (precision != "fp16"), "an overflow leaves its momentum unset"
+    assert found.get_first("fused_optimizer") == (precision != "fp16"), (
+        "an overflow leaves its momentum unset"
+    )
 
 
 def test_what_the_user_says_goes_before_the_device():
     found = defaults(
         gpu=H200, precision="fp32", batch_size=(8,), channels_last=(False,), fused_optimizer=(False,)
     )
-    assert (found.precision, found.first("channels_last"), found.batch_size) == ("fp32", False, (8,))
-    assert not found.first("fused_optimizer")
+    assert (found.precision, found.get_first("channels_last"), found.batch_size) == ("fp32", False, (8,))
+    assert not found.get_first("fused_optimizer")
 
 
 def test_the_default_batch_of_strong_scaling_divides_over_every_count():
@@ -138,7 +142,7 @@ def test_the_default_batch_of_strong_scaling_divides_over_every_count():
     [({}, 0.05, 20), ({}, 0.3, 4), ({}, 3.0, 1), ({"steps": 7}, 0.05, 7), ({"steps": 7}, 3.0, 7)],
 )
 def test_a_block_on_a_gpu_takes_a_second_unless_steps_are_given(asked, step_s, steps):
-    assert defaults(gpu=H200, **asked).steps_per_block(step_s) == steps
+    assert defaults(gpu=H200, **asked).count_steps_per_block(step_s) == steps
 
 
 @pytest.mark.parametrize(
@@ -152,19 +156,19 @@ def test_a_block_on_a_gpu_takes_a_second_unless_steps_are_given(asked, step_s, s
 )
 def test_each_loader_process_gives_as_many_batches_of_a_block(asked, steps):
     """Those of all processes may come at one moment, and then none for a while."""
-    assert defaults(**asked).steps_per_block(0.1) == steps
+    assert defaults(**asked).count_steps_per_block(0.1) == steps
 
 
 def test_the_length_of_blocks_comes_back_for_a_resume():
     for found in (defaults(gpu=H200), defaults(gpu=H200, steps=3), defaults()):
-        again = Settings.of_stored(json.loads(json.dumps(found.stored())))
+        again = Settings.from_stored(json.loads(json.dumps(found.stored())))
         kind = {"device_type": found.device, "num_local_devices": 6}
-        assert with_device_defaults(again, **kind) == found
+        assert fill_device_defaults(again, **kind) == found
 
 
 @pytest.mark.parametrize("setting", SETTINGS_OF["ddp"], ids=lambda setting: setting.name)
 def test_every_ddp_setting_is_an_option_with_values_to_measure(setting):
-    assert setting in options_of()
+    assert setting in list_options()
     values = Settings().axes[setting.name]
     assert setting.default in values
     switches = {"True": "on", "False": "off"}
@@ -187,9 +191,9 @@ def test_caps_are_given_by_whoever_names_them(layer, preset, *, given):
 
 def test_stored_settings_become_options_again():
     stored = resolve({"arch": "resnet34", "batch_size": "8", "bucket_cap_mb": "1,25/50"})
-    options = as_options(stored, ("gpus", "margin"))
+    options = write_options(stored, ("gpus", "margin"))
     assert options == ["--arch", "resnet34", "--batch-size", "8", "--bucket-cap-mb", "1,25/50"]
-    assert as_options(Settings(rounds=5), ("rounds", "no_setting")) == []
+    assert write_options(Settings(rounds=5), ("rounds", "no_setting")) == []
 
 
 @pytest.mark.parametrize(
@@ -205,9 +209,9 @@ def test_stored_settings_become_options_again():
     ],
 )
 def test_caps_know_their_text_and_what_ddp_is_given(text, shown, arguments):
-    assert bucket_caps(text) == bucket_caps(shown) == shown
-    assert cap_arguments(shown) == arguments
-    call = ast.parse(f"DDP({cap_code(shown)})", mode="eval").body
+    assert parse_bucket_caps(text) == parse_bucket_caps(shown) == shown
+    assert make_cap_arguments(shown) == arguments
+    call = ast.parse(f"DDP({write_cap_code(shown)})", mode="eval").body
     assert {given.arg: ast.literal_eval(given.value) for given in call.keywords} == arguments, "when pasted"
 
 
@@ -216,18 +220,18 @@ def test_caps_know_their_text_and_what_ddp_is_given(text, shown, arguments):
 )
 def test_other_text_is_no_cap(text):
     with pytest.raises(UsageError, match="write default, 25, 0 for a bucket per parameter, or a list"):
-        bucket_caps(text)
+        parse_bucket_caps(text)
 
 
 def test_a_layout_is_read_from_and_written_to_a_cell():
     layout = BucketLayout((8196000, 27260928))
     assert str(layout) == "8196000/27260928"
     assert BucketLayout.parse(str(layout)) == layout
-    assert BucketLayout.of_cell("46758048") == BucketLayout((46758048,))
+    assert BucketLayout.from_cell("46758048") == BucketLayout((46758048,))
 
 
 @pytest.mark.parametrize("cell", ["", None, float("nan"), "1//2", "/", "1/x", "-1", "٣"])
 def test_a_broken_or_empty_cell_holds_no_layout(cell):
-    assert BucketLayout.of_cell(cell) is None
+    assert BucketLayout.from_cell(cell) is None
     with pytest.raises(UsageError, match="bucket_bytes"):
         BucketLayout.parse(str(cell))

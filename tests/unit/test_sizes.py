@@ -62,8 +62,8 @@ def test_buckets_of_all_ranks_may_be_larger_than_a_table_of_cases(tmp_path, monk
     path = tmp_path / "buckets.csv"
     rows = "".join(f"a,{rank},0,8\n" for rank in range(1000))
     path.write_text(f"case_id,rank,bucket,bytes\n{rows}")
-    monkeypatch.setattr(tables, "MOST_TABLE_BYTES", 100)
+    monkeypatch.setattr(tables, "MAX_TABLE_BYTES", 100)
     assert len(tables.read_table(path, BUCKETS)) == 1000
-    monkeypatch.setattr(tables, "MOST_CSV_BYTES", 100)
+    monkeypatch.setattr(tables, "MAX_CSV_BYTES", 100)
     with pytest.raises(UsageError, match="too large"):
         tables.read_table(path, BUCKETS)

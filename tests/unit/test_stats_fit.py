@@ -8,7 +8,7 @@ from scipy import stats
 from selection import in_campaign
 
 from ddp_bench.bench.stats import fit as fitting
-from ddp_bench.bench.stats.fit import MIN_ROUNDS, fit
+from ddp_bench.bench.stats.fit import MIN_ROUNDS, fit_two_way
 
 LOG_MS = np.log([100.0, 80.0, 130.0, 55.0])
 
@@ -31,12 +31,12 @@ def _uncorrelated(monkeypatch):
     def none(*_, **__):
         return 0.0
 
-    monkeypatch.setattr(fitting, "_correlation", none)
+    monkeypatch.setattr(fitting, "_estimate_correlation", none)
 
 
 def test_without_noise_every_column_is_found_exactly():
     rounds = np.linspace(0, 0.4, 12)
-    found = fit(np.exp(LOG_MS + rounds[:, None]))
+    found = fit_two_way(np.exp(LOG_MS + rounds[:, None]))
     assert found.log_ms == pytest.approx(LOG_MS + rounds.mean(), abs=1e-9)
     assert found.round_influence * 12 == pytest.approx(rounds - rounds.mean(), abs=1e-9)
 
@@ -45,10 +45,10 @@ def test_with_a_huge_tuning_it_is_the_two_way_mean(monkeypatch):
     monkeypatch.setattr(fitting, "_TUNING", 1e6)
     step_ms = table(15)
     x = np.log(step_ms)
-    found = fit(step_ms)
+    found = fit_two_way(step_ms)
     assert found.log_ms - found.log_ms[0] == pytest.approx(x.mean(axis=0) - x[:, 0].mean(), abs=0.004)
     monkeypatch.setattr(fitting, "_start", lambda x, seen: (*_start(x, seen)[:2], np.ones(x.shape[1])))
-    found = fit(step_ms)
+    found = fit_two_way(step_ms)
     assert found.log_ms == pytest.approx(x.mean(axis=0), abs=1e-8)
     by_hand = (x - x.mean(axis=0) - x.mean(axis=1, keepdims=True) + x.mean()) / len(x)
     assert found.case_influence == pytest.approx(by_hand, abs=1e-8)
@@ -59,7 +59,7 @@ _start = fitting._start
 
 
 def intervals(found, functions, *, confidence=0.95):
-    return [found.estimate(*one).interval(confidence) for one in functions]
+    return [found.estimate(*one).compute_interval(confidence) for one in functions]
 
 
 def test_an_outlier_moves_it_less_than_the_noise_does():
@@ -67,7 +67,7 @@ def test_an_outlier_moves_it_less_than_the_noise_does():
     with_outlier = clean.copy()
     with_outlier[7, 2] *= 10
     plain = [np.log(x).mean(axis=0)[2] for x in (clean, with_outlier)]
-    robust = [fit(x).log_ms[2] for x in (clean, with_outlier)]
+    robust = [fit_two_way(x).log_ms[2] for x in (clean, with_outlier)]
     assert plain[1] - plain[0] == pytest.approx(math.log(10) / 20)
     assert abs(robust[1] - robust[0]) < 0.03
 
@@ -79,7 +79,7 @@ def test_a_column_that_misses_the_slow_rounds_is_not_called_fast():
         0.01 * np.random.default_rng(3).standard_normal((20, 3))
     )
     step_ms[10:, 1] = math.nan
-    found = fit(step_ms)
+    found = fit_two_way(step_ms)
     assert found.log_ms[1] == pytest.approx(found.log_ms[0], abs=0.01)
     assert found.visits.tolist() == [20, 10, 20]
 
@@ -88,7 +88,7 @@ def test_a_column_and_rounds_without_a_visit():
     step_ms = table(12)
     with_gaps = np.insert(step_ms, [3, 7], math.nan, axis=0)
     with_gaps = np.insert(with_gaps, 2, math.nan, axis=1)
-    plain, found = fit(step_ms), fit(with_gaps)
+    plain, found = fit_two_way(step_ms), fit_two_way(with_gaps)
     assert found.log_ms[[0, 1, 3, 4]] == pytest.approx(plain.log_ms)
     assert math.isnan(found.log_ms[2])
     assert found.visits.tolist() == [12, 12, 0, 12, 12]
@@ -101,16 +101,16 @@ def test_columns_without_a_common_round_compare_with_nothing():
     step_ms = table(20, 5)
     step_ms[:10, 2:] = math.nan
     step_ms[10:, :2] = math.nan
-    found = fit(step_ms)
+    found = fit_two_way(step_ms)
     assert found.visits.tolist() == [0, 0, 10, 10, 10], "the largest group that rounds connect is fitted"
     assert np.isnan(found.log_ms).tolist() == [True, True, False, False, False]
-    assert found.log_ms[2:] == pytest.approx(fit(step_ms[10:, 2:]).log_ms)
+    assert found.log_ms[2:] == pytest.approx(fit_two_way(step_ms[10:, 2:]).log_ms)
 
 
 def test_a_full_table_of_three_rounds_is_fitted_however_they_scatter():
     # Most residuals of its median polish are 0: its noise must not be taken for none.
     step_ms = np.array([[1.1059, 7.707, 1.3002], [1.1589, 5.8147, 1.5902], [1.4016, 3.5958, 2.0552]])
-    found = fit(step_ms)
+    found = fit_two_way(step_ms)
     assert (step_ms.min(axis=0) <= np.exp(found.log_ms)).all()
     assert (np.exp(found.log_ms) <= step_ms.max(axis=0)).all()
 
@@ -118,13 +118,13 @@ def test_a_full_table_of_three_rounds_is_fitted_however_they_scatter():
 def test_below_five_visits_there_is_no_interval():
     step_ms = table(20, 3)
     step_ms[MIN_ROUNDS - 1 :, 1] = math.nan
-    few, enough = intervals(fit(step_ms), [difference(0, 1), difference(0, 2)])
+    few, enough = intervals(fit_two_way(step_ms), [difference(0, 1), difference(0, 2)])
     assert math.isfinite(few.estimate)
     assert math.isnan(few.low)
     assert math.isnan(few.high)
     assert enough.low < enough.high
     step_ms[MIN_ROUNDS - 1, 1] = 80.0
-    assert not math.isnan(intervals(fit(step_ms), [difference(0, 1)])[0].low)
+    assert not math.isnan(intervals(fit_two_way(step_ms), [difference(0, 1)])[0].low)
 
 
 @pytest.mark.usefixtures("_uncorrelated")
@@ -133,7 +133,7 @@ def test_two_columns_of_independent_rounds_have_the_interval_of_students_paired_
     """Where no visit stands out."""
     half = 0.01 * np.resize([1.0, -1.0, 0.5, -0.5, 0.2], num_rounds)
     x = np.column_stack([LOG_MS[0] + half, LOG_MS[1] - half])
-    found = intervals(fit(np.exp(x)), [difference(0, 1)])[0]
+    found = intervals(fit_two_way(np.exp(x)), [difference(0, 1)])[0]
     pairs = x[:, 0] - x[:, 1]
     wanted = stats.ttest_1samp(pairs, 0).confidence_interval(0.95)
     assert found.estimate == pytest.approx(pairs.mean(), rel=2e-3)
@@ -145,7 +145,7 @@ def test_two_columns_of_independent_rounds_have_the_interval_of_students_paired_
 @pytest.mark.parametrize("confidence", [0.8, 0.99])
 def test_one_column_of_independent_rounds_has_students_interval(num_rounds, confidence):
     step_ms = table(num_rounds, 1)
-    found = intervals(fit(step_ms), [(lambda log_ms: log_ms[0], 0)], confidence=confidence)[0]
+    found = intervals(fit_two_way(step_ms), [(lambda log_ms: log_ms[0], 0)], confidence=confidence)[0]
     wanted = stats.ttest_1samp(np.log(step_ms[:, 0]), 0).confidence_interval(confidence)
     assert math.exp(found.estimate) == pytest.approx(stats.gmean(step_ms[:, 0]), rel=1e-9)
     assert (found.low, found.high) == pytest.approx((wanted.low, wanted.high), rel=1e-9)
@@ -158,7 +158,7 @@ def test_the_ar1_factor_is_that_of_the_covariance_matrix(ratio, n):
     of_mean = covariance.sum() / n**2
     expected = np.trace(centring @ covariance)
     spread = np.trace(centring @ covariance @ centring @ covariance)
-    factor, freedom = fitting._ar1(ratio, n)
+    factor, freedom = fitting._compute_ar1_variance(ratio, n)
     assert factor == pytest.approx(of_mean / (expected / (n - 1) / n))
     assert freedom == pytest.approx(expected**2 / spread)
     if ratio == 0:
@@ -201,7 +201,7 @@ def test_intervals_hold_as_often_as_they_say(kind, num_rounds, runs):
     rng = np.random.default_rng([11, num_rounds])
     pointwise, together = [], []
     for _ in range(runs):
-        found = fit(np.exp(noise(kind, rng, num_rounds)))
+        found = fit_two_way(np.exp(noise(kind, rng, num_rounds)))
         pointwise += covered(found, together=False)
         together.append(all(covered(found, together=True)))
     assert 0.95 - error <= np.mean(pointwise) <= 0.99
@@ -218,10 +218,10 @@ def test_intervals_hold_what_the_launches_of_a_run_have_on_average(num_launches,
     for _ in range(runs):
         shift = 0.01 * part * rng.standard_normal((num_launches, num_groups))
         noise_ = 0.01 * rng.standard_normal((len(of_round), num_groups))
-        found = fit(np.exp(shift[of_round] + noise_ + 0.02 * rng.standard_normal((len(of_round), 1))))
+        found = fit_two_way(np.exp(shift[of_round] + noise_ + 0.02 * rng.standard_normal((len(of_round), 1))))
         truth = shift.mean(axis=0)
         for column, one in enumerate(intervals(found, [difference(i, 0) for i in range(1, num_groups)]), 1):
-            held.append(not one.excludes(truth[column] - truth[0]))
+            held.append(not one.is_clear_of(truth[column] - truth[0]))
     assert stats.binomtest(sum(held), len(held), 0.94, alternative="less").pvalue > 0.01
 
 
@@ -257,7 +257,7 @@ def test_without_a_bound_it_is_weighted_least_squares_also_where_visits_lack(mon
     scale = np.random.default_rng(2).uniform(0.5, 2, shape[1])
     monkeypatch.setattr(fitting, "_start", lambda x, seen: (*_start(x, seen)[:2], scale))
     step_ms = with_gaps(*shape)
-    found = fit(step_ms)
+    found = fit_two_way(step_ms)
     columns, influence = least_squares(np.log(step_ms), scale)
     assert found.log_ms - found.log_ms[0] == pytest.approx(columns - columns[0], abs=1e-8)
     between = found.case_influence - found.case_influence[:, :1]
@@ -281,4 +281,4 @@ def test_columns_are_connected_through_others():
     for first in range(5):  # each shares its last round with the next one's first
         step_ms[[r for r in range(9) if r not in (first, first + 1)], first] = math.nan
     step_ms[:8, 5] = math.nan
-    assert fit(step_ms).visits.tolist() == [2, 2, 2, 2, 2, 0]
+    assert fit_two_way(step_ms).visits.tolist() == [2, 2, 2, 2, 2, 0]

@@ -23,23 +23,23 @@ from selection import in_campaign
 from ddp_bench.bench.common.errors import NotComparableError, NotMeasuredError, UsageError
 from ddp_bench.bench.machine.manifest import SCHEMA_VERSION, Manifest
 from ddp_bench.bench.plan.settings import REMOVED, Settings
-from ddp_bench.bench.plan.sweep import plan_hash
+from ddp_bench.bench.plan.sweep import hash_plan
 from ddp_bench.bench.results import run_folder, store
 from ddp_bench.bench.results.block_times import BlockTimes
 from ddp_bench.bench.results.case_columns import CASES, FILES
-from ddp_bench.bench.results.columns import typed_frame
-from ddp_bench.bench.results.commands import resume_command
+from ddp_bench.bench.results.columns import make_frame
+from ddp_bench.bench.results.commands import write_resume_command
 from ddp_bench.bench.results.disk import FolderLock
 from ddp_bench.bench.results.journal import VERSION, Journal, Plan, read
 from ddp_bench.bench.results.recorder import Recorder
-from ddp_bench.bench.run.failures import IDLE, Failure, failure_of
+from ddp_bench.bench.run.failures import IDLE_PLACE, Failure, describe_exit
 from ddp_bench.bench.run.open_folder import (
+    assign_fault,
     begin_attempt,
     check_same,
     fail_case,
     open_run,
-    settings_of,
-    settle_fault,
+    read_settings,
 )
 from ddp_bench.report.build import write_page
 
@@ -57,7 +57,7 @@ def test_what_is_written_comes_back_with_its_types(tmp_path):
     write_blocks(writer.folder, [BLOCK, {**BLOCK, "round": 2}])
     case = {"case_id": "single-n1", "status": "ok", "mode": "single", "num_devices": 1, "global_batch": 16}
     case |= {"unit": "images", "units_per_sample": 1, "oversubscribed": False, "images_per_s": 1 / 3}
-    writer.replace("cases.csv", typed_frame([case], CASES))
+    writer.replace("cases.csv", make_frame([case], CASES))
     run = store.load_run(tmp_path / "run")
     assert run.manifest.run_id == "0123456789ab"
     assert run.blocks["host"].tolist() == [BLOCK["host"]] * 2
@@ -176,7 +176,7 @@ def test_failures_of_a_case_are_added_to_its_file(tmp_path):
     assert path == tmp_path / "run" / "failures" / "ddp-n2-cap1_25.txt"
     writer.append_failure("ddp-n2-cap1_25", "second \ud800\n")
     assert path.read_text() == "first\nsecond \\ud800\n"
-    writer.append_failure("ddp-n2-cap1_25", "x" * run_folder.MOST_FAILURE_BYTES)
+    writer.append_failure("ddp-n2-cap1_25", "x" * run_folder.MAX_FAILURE_BYTES)
     assert set(path.read_text()) == {"x"}, "it begins anew where it would become too long"
     writer.append_failure("ddp-n2-cap1_25", "last\n")
     assert path.read_text() == "last\n"
@@ -186,12 +186,12 @@ def test_failures_of_a_case_are_added_to_its_file(tmp_path):
     "name", ["../../etc/passwd", "/etc/passwd", "..", "", "a b\n", "x" * 300, "\u706b", "a/b", "a-b"]
 )
 def test_any_name_of_a_case_gives_a_file_of_its_own(name):
-    path = Path(run_folder.failure_file(name))
+    path = Path(run_folder.name_failure_file(name))
     assert path.parent == Path("failures")
     assert path.name.isprintable()
     assert path.name.isascii()
     assert len(path.name) < 200
-    assert run_folder.failure_file(name) != run_folder.failure_file(f"{name}?")
+    assert run_folder.name_failure_file(name) != run_folder.name_failure_file(f"{name}?")
     assert (path.name == f"{name}.txt") == (name == "a-b")
 
 
@@ -227,7 +227,7 @@ def test_a_run_whose_log_is_removed_ends(tmp_path):
     begin_attempt(recorder, {})
     recorder.journal.path.unlink()
     with pytest.raises(UsageError, match="has been removed or renamed during the run"):
-        recorder.tell(restarts=1)
+        recorder.update_manifest(restarts=1)
 
 
 def test_the_lock_of_a_killed_process_holds_nobody_up(tmp_path):
@@ -264,9 +264,9 @@ def folder(tmp_path):
 
 
 def test_settings_come_back_as_they_were_and_what_is_measured_may_not_change(tmp_path):
-    assert settings_of(folder(tmp_path), {"rounds": 5}) == Settings(arch="resnet20", rounds=5)
+    assert read_settings(folder(tmp_path), {"rounds": 5}) == Settings(arch="resnet20", rounds=5)
     with pytest.raises(UsageError, match="leave out --batch-size"):
-        settings_of(tmp_path, {"batch_size": 8, "rounds": 5})
+        read_settings(tmp_path, {"batch_size": 8, "rounds": 5})
 
 
 def test_nothing_that_a_folder_names_is_imported(tmp_path):
@@ -274,11 +274,11 @@ def test_nothing_that_a_folder_names_is_imported(tmp_path):
     settings = Settings(workload="evil:model", rounds=3)
     telling(tmp_path, settings.stored())
     with pytest.raises(UsageError, match="name it again if you trust it: --workload evil:model"):
-        settings_of(tmp_path, {"rounds": 5})
+        read_settings(tmp_path, {"rounds": 5})
     with pytest.raises(NotComparableError, match="workload: then evil:model, now train:model"):
-        settings_of(tmp_path, {"workload": "train:model"})
-    assert settings_of(tmp_path, {"workload": "evil:model"}) == settings
-    resume = resume_command(store.read_manifest(tmp_path), tmp_path)
+        read_settings(tmp_path, {"workload": "train:model"})
+    assert read_settings(tmp_path, {"workload": "evil:model"}) == settings
+    resume = write_resume_command(store.read_manifest(tmp_path), tmp_path)
     assert resume == f"python -m bench.run --resume {tmp_path} --workload evil:model"
 
 
@@ -288,15 +288,15 @@ def test_nothing_that_a_folder_names_is_imported(tmp_path):
 def test_stored_settings_are_read_as_options_are(wrong, tmp_path):
     telling(tmp_path, {**Settings(arch="resnet20").stored(), **wrong})
     with pytest.raises(UsageError, match=r"manifest\.json: settings: --"):
-        settings_of(tmp_path, {})
+        read_settings(tmp_path, {})
 
 
 def test_a_removed_setting_matters_only_where_it_was_set(tmp_path):
     telling(tmp_path, Settings().stored() | REMOVED)
-    assert settings_of(tmp_path, {}) == Settings()
+    assert read_settings(tmp_path, {}) == Settings()
     telling(tmp_path, Settings().stored() | {"sustain": 300.0})
     with pytest.raises(UsageError, match="another version of ddp-bench has set sustain; use that one"):
-        settings_of(tmp_path, {})
+        read_settings(tmp_path, {})
 
 
 def test_another_run_is_not_gone_on_with_and_each_difference_is_named(tmp_path):
@@ -318,7 +318,7 @@ def opened(run_id, monkeypatch, *, restarts=0, cores=1, gpus="ab"):
     settings = resolved(devices=cores, arch="resnet20", rounds=1)
     plan = planned(settings, devices=cores, arch="resnet20", image_size=32)
     ranks = [{"rank": rank, "gpu": gpu, "device_name": f"GPU {gpu}"} for rank, gpu in enumerate(gpus)]
-    manifest = made_manifest(**THEN | {"plan_hash": plan_hash(plan), "ranks": ranks})
+    manifest = made_manifest(**THEN | {"plan_hash": hash_plan(plan), "ranks": ranks})
     recorder, lock, _ = open_run(settings, plan, manifest, {}, resume=None)
     lock.release()
     return recorder.folder.absolute()
@@ -371,7 +371,7 @@ def test_a_run_for_which_there_is_no_room_claims_nothing(sizes_kib, is_there, di
             out.mkdir()
         settings = replace(resolved(devices=1, arch="resnet20", rounds=1), out=str(out))
         plan = planned(settings, devices=1, arch="resnet20", image_size=32)
-        manifest = made_manifest(**THEN | {"plan_hash": plan_hash(plan)})
+        manifest = made_manifest(**THEN | {"plan_hash": hash_plan(plan)})
         try:
             recorder, lock, _ = open_run(settings, plan, manifest, {}, resume=None)
         except UsageError as error:
@@ -412,7 +412,7 @@ def test_nothing_is_written_into_a_folder_that_has_come_to_the_place_of_a_runs(t
     plan = planned(settings, devices=1, arch="resnet20", image_size=32)
     out, other = tmp_path / "run", tmp_path / "other"
     settings = replace(settings, out=str(out))
-    manifest = made_manifest(**THEN | {"plan_hash": plan_hash(plan)})
+    manifest = made_manifest(**THEN | {"plan_hash": hash_plan(plan)})
     recorder, *_ = open_run(settings, plan, manifest, {}, resume=None)
     shutil.copytree(out, other)
     before = {path: path.read_bytes() for path in other.iterdir()}
@@ -420,8 +420,8 @@ def test_nothing_is_written_into_a_folder_that_has_come_to_the_place_of_a_runs(t
     out.symlink_to(other)
     writes = (
         recorder.write,
-        recorder.tell,
-        lambda: recorder.note(0, "x"),
+        recorder.update_manifest,
+        lambda: recorder.record_start(0, "x"),
         lambda: recorder.add_failure("x", "y"),
     )
     for write in (*writes, lambda: recorder.add_trace("x", 0, b""), lambda: recorder.close("x")):
@@ -482,7 +482,7 @@ def test_a_failed_case_keeps_what_its_ranks_say(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     recorder = Recorder.reopen(opened("job-7", monkeypatch))
     case_id = recorder.journal.state.plan[0].case.case_id
-    recorder.note(0, "round 3 (timed)")
+    recorder.record_start(0, "round 3 (timed)")
     said = fail_case(recorder, 0, Failure("failed", "ValueError: late bug", ranks={1: "raised\nTraceback"}))
     reason, _, path = said.rpartition("; ")
     assert reason == f"{case_id}: failed: ValueError: late bug"
@@ -516,10 +516,10 @@ def test_what_a_run_knows_is_what_a_reader_of_its_files_finds(tmp_path, monkeypa
 def test_a_rank_that_died_before_a_case_had_begun_costs_none(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     recorder = Recorder.reopen(opened("job-7", monkeypatch))
-    recorder.note(0, "round 3 (timed)")
-    assert settle_fault(recorder, failure_of({1: -9}, what=IDLE, out_of_memory=False)) == []
-    assert settle_fault(recorder, Failure("failed", "seen once more")) == [], "nor by the next attempt"
+    recorder.record_start(0, "round 3 (timed)")
+    assert assign_fault(recorder, describe_exit({1: -9}, what=IDLE_PLACE, out_of_memory=False)) == []
+    assert assign_fault(recorder, Failure("failed", "seen once more")) == [], "nor by the next attempt"
     assert not read(recorder.folder).settled
-    recorder.note(0, "round 3 (timed)")
-    assert settle_fault(recorder, failure_of({1: -9}, what="round 3 (timed)", out_of_memory=False))
+    recorder.record_start(0, "round 3 (timed)")
+    assert assign_fault(recorder, describe_exit({1: -9}, what="round 3 (timed)", out_of_memory=False))
     assert read(recorder.folder).settled[0].status == "failed"

@@ -18,7 +18,7 @@ from selection import in_campaign
 from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.results import blocks, tables
 from ddp_bench.bench.results.case_columns import CASES, FILES
-from ddp_bench.bench.results.columns import BLOCKS, Column, typed_frame
+from ddp_bench.bench.results.columns import BLOCKS, Column, make_frame
 from ddp_bench.bench.results.disk import read_json
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.run_folder import RunWriter
@@ -55,9 +55,9 @@ def test_a_blank_line_is_refused_at_once(tmp_path):
 
 def test_a_table_beyond_the_limit_is_refused(tmp_path, monkeypatch):
     run = write_run(tmp_path / "run")
-    monkeypatch.setattr(tables, "MOST_TABLE_BYTES", (run / "cases.csv").stat().st_size)
+    monkeypatch.setattr(tables, "MAX_TABLE_BYTES", (run / "cases.csv").stat().st_size)
     curves = [{"num_devices": 2, "backend": "gloo", "bytes": 4}] * 5000
-    (run / "allreduce.csv").write_bytes(tables.table_bytes(typed_frame(curves, FILES["allreduce.csv"])))
+    (run / "allreduce.csv").write_bytes(tables.encode_table(make_frame(curves, FILES["allreduce.csv"])))
     with pytest.raises(UsageError, match=r"allreduce\.csv is too large: \d+ bytes, at most "):
         load_run(tmp_path / "run")
 
@@ -106,7 +106,7 @@ def test_a_cell_is_read_or_refused_by_its_line(column, cells, values, bad, tmp_p
     path.write_text("\n".join(["x," + column.name, *(f"?,{cell}" for cell in cells), ""]))
     found = tables.read_table(path, (column,))[column.name]
     pd.testing.assert_series_equal(
-        found, typed_frame([{column.name: v} for v in values], (column,)).squeeze(1)
+        found, make_frame([{column.name: v} for v in values], (column,)).squeeze(1)
     )
     for cell in bad:
         path.write_text(f"x,{column.name}\n?,{cells[-1]}\n?,{cell}\n")
@@ -134,7 +134,7 @@ def test_a_table_in_pieces_is_the_table(num_bytes, tmp_path, monkeypatch):
 
     def read():
         frame = tables.load_blocks(path, RANKS)
-        return frame, [*blocks.blocks_of(frame)]
+        return frame, [*blocks.group_blocks(frame)]
 
     whole, found = read()
     assert len(whole) == content.count(b"\n") - 1
@@ -186,7 +186,7 @@ def test_columns_are_read_as_cells_are(line, tmp_path, monkeypatch):
     for path, before in zip(paths, ([], [USUAL]), strict=True):
         path.write_bytes("\n".join([HEADER, *before, line, USUAL, ""]).encode())
     by_columns = [*map(outcome, paths)]
-    monkeypatch.setattr(tables, "_by_columns", lambda *_: None)
+    monkeypatch.setattr(tables, "_parse_columns", lambda *_: None)
     assert by_columns == [*map(outcome, paths)]
 
 
@@ -227,9 +227,11 @@ def test_a_table_is_written_as_the_csv_module_writes_it():
     columns = tuple(Column(name, kind, "") for name, (kind, _) in kinds.items())
     rows = [*zip(words, numbers, shares, truths, strict=True)]
     text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows([[*kinds], *(map(tables.csv_value, row) for row in rows)])
-    frame = typed_frame([dict(zip(kinds, row, strict=True)) for row in rows], columns)
-    assert tables.table_bytes(frame) == text.getvalue().encode()
+    csv.writer(text, lineterminator="\n").writerows(
+        [[*kinds], *(map(tables.format_csv_value, row) for row in rows)]
+    )
+    frame = make_frame([dict(zip(kinds, row, strict=True)) for row in rows], columns)
+    assert tables.encode_table(frame) == text.getvalue().encode()
 
 
 @pytest.mark.parametrize("seeds", [(1,), *in_campaign(range(2, 50))])
@@ -247,7 +249,7 @@ def test_columns_of_a_damaged_table_are_read_as_cells_are(seeds, tmp_path, monke
     found = []
     for by_columns in (True, False):
         if not by_columns:
-            monkeypatch.setattr(tables, "_by_columns", lambda *_: None)
+            monkeypatch.setattr(tables, "_parse_columns", lambda *_: None)
         for content in contents:
             path.write_bytes(content)
             found.append(outcome(path))
@@ -259,7 +261,7 @@ def test_what_a_run_writes_is_read_by_columns(tmp_path, monkeypatch):
     """Cell by cell a large run would take four times as long."""
     write(tmp_path)
     left = []
-    monkeypatch.setattr(tables, "_rows", lambda lines, *_: iter(left.append([*lines]) or ()))
+    monkeypatch.setattr(tables, "_parse_rows", lambda lines, *_: iter(left.append([*lines]) or ()))
     assert len(tables.read_table(tmp_path / "blocks.csv", BLOCKS)) == 21
     assert left == [[]]
 
@@ -268,8 +270,8 @@ def test_what_a_run_writes_is_read_by_columns(tmp_path, monkeypatch):
 def test_a_table_holds_what_its_setting_may_be(name, least):
     """The default is no bound: `--micro-batches 2` is below it."""
     (column,) = [column for column in CASES if column.name == name]
-    assert column.allows(least)
-    assert not column.allows(least - 1)
+    assert column.can_hold(least)
+    assert not column.can_hold(least - 1)
 
 
 def block(round_index, *, num_ranks=4):
@@ -282,10 +284,10 @@ def block(round_index, *, num_ranks=4):
 
 
 def test_details_are_medians_over_ranks_and_moments_those_of_every_block():
-    case = RoundTimes(made.block_of_rows(block(r)) for r in (1, 2, 3)).of_case("b")
+    case = RoundTimes(made.block_of_rows(block(r)) for r in (1, 2, 3)).get_case("b")
     assert case.details["compute_slowdown"] == pytest.approx(dict.fromkeys((1, 2, 3), 51.5 / 40))
-    assert np.median(case.bucket_moments(2)[3]["ready_ms"], axis=0).tolist() == [4.0, 2.0]
-    assert case.bucket_moments(3) == {}, "of another layout"
+    assert np.median(case.collect_bucket_moments(2)[3]["ready_ms"], axis=0).tolist() == [4.0, 2.0]
+    assert case.collect_bucket_moments(3) == {}, "of another layout"
 
 
 @pytest.mark.parametrize(
@@ -304,5 +306,5 @@ def test_details_are_medians_over_ranks_and_moments_those_of_every_block():
 def test_a_file_that_is_not_whole_is_refused(line, tmp_path):
     path = tmp_path / "blocks.csv"
     path.write_text(",".join(c.name for c in BLOCKS) + "\n" + line + "\n")
-    with pytest.raises(UsageError, match=r"blocks\.csv cannot be read"), tables.readable(path):
-        RoundTimes.of(tables.load_blocks(path, {}))
+    with pytest.raises(UsageError, match=r"blocks\.csv cannot be read"), tables.report_read_errors(path):
+        RoundTimes.from_frame(tables.load_blocks(path, {}))

@@ -15,15 +15,21 @@ from stand_ins import stand_in
 
 from ddp_bench.bench.machine.gpus import ClockReason
 from ddp_bench.bench.measure import telemetry
-from ddp_bench.bench.measure.telemetry import Sample, Telemetry, power_w, summary, within
+from ddp_bench.bench.measure.telemetry import (
+    Sample,
+    Telemetry,
+    compute_power_w,
+    select_span,
+    summarize_samples,
+)
 from ddp_bench.bench.modes import Place
-from ddp_bench.bench.results.aggregate import Outcome, case_rows
+from ddp_bench.bench.results.aggregate import CaseOutcome, make_case_rows
 from ddp_bench.bench.results.block_times import TELEMETRY_FAILED, BlockTimes
 from ddp_bench.bench.results.blocks import Block
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.worker import devices as rank_devices
-from ddp_bench.bench.worker.devices import sampled
-from ddp_bench.bench.worker.held_case import HeldCase, Shared
+from ddp_bench.bench.worker.devices import start_sampling
+from ddp_bench.bench.worker.held_case import PreparedCase, Shared
 from ddp_bench.bench.worker.messages import AnyAnswer, Report, decode, encode
 
 FIRST, SECOND = "GPU-11111111-aaaa-4bbb-8ccc-0123456789ab", "GPU-22222222-aaaa-4bbb-8ccc-0123456789ab"
@@ -63,7 +69,7 @@ def both(nvml):  # noqa: ARG001 - what it samples
 
 def last_second(made, devices):
     now_s = time.monotonic()
-    return made.between(now_s - 1.0, now_s, devices)
+    return made.summarize_between(now_s - 1.0, now_s, devices)
 
 
 def seen(made, devices):
@@ -103,8 +109,8 @@ def test_what_the_sampler_tells_arrives_in_the_table_of_cases(both):
     block = BlockTimes(1000.0, (500.0, 500.0), last_second(both, [0, 1]))
     report = decode(encode(Report(value=block)), AnyAnswer)
     sent = msgspec.convert(report.value, BlockTimes)
-    times = RoundTimes([Block.of_times(1, dp.case.case_id, "timed", 1, 0, 0.0, [("host", 0, sent)])])
-    row = case_rows([Outcome(dp)], times).iloc[0]
+    times = RoundTimes([Block.from_times(1, dp.case.case_id, "timed", 1, 0, 0.0, [("host", 0, sent)])])
+    row = make_case_rows([CaseOutcome(dp)], times).iloc[0]
     assert row["sm_clock_mhz"] == 1410
     assert row["power_w"] == pytest.approx(800, rel=1e-3)
     # Half a second for a step of two times 64 images.
@@ -134,8 +140,8 @@ def test_why_nothing_can_be_sampled_is_told_once(environment, why, monkeypatch):
 def test_a_sampler_that_ends_or_hangs_holds_nobody_up(with_what, both, monkeypatch):
     seen(both, [0])
     (process,) = both._process
-    monkeypatch.setattr(telemetry, "ANSWER_S", 0.2)
-    monkeypatch.setattr(telemetry, "END_S", 0.1)
+    monkeypatch.setattr(telemetry, "ANSWER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(telemetry, "END_TIMEOUT_S", 0.1)
     process.send_signal(with_what)
     assert "has ended, or hangs" in last_second(both, [0])[TELEMETRY_FAILED]
     assert last_second(both, [0]) == {}
@@ -146,8 +152,8 @@ def test_a_sampler_that_ends_or_hangs_holds_nobody_up(with_what, both, monkeypat
     "command", [["/there/is/no/such/command"], [sys.executable, "-c", "import time; time.sleep(600)"]]
 )
 def test_a_sampler_that_cannot_be_started_or_never_answers(command, monkeypatch):
-    monkeypatch.setattr(telemetry, "ended_with_us", lambda _: command)
-    monkeypatch.setattr(telemetry, "ANSWER_S", 0.1)
+    monkeypatch.setattr(telemetry, "tie_to_parent", lambda _: command)
+    monkeypatch.setattr(telemetry, "ANSWER_TIMEOUT_S", 0.1)
     made = Telemetry({0: FIRST})
     assert TELEMETRY_FAILED in last_second(made, [0])
     made.close()
@@ -174,15 +180,15 @@ def test_a_rank_samples_the_gpus_of_its_cases(monkeypatch):
     properties = {"torch.cuda.get_device_properties": lambda i: SimpleNamespace(uuid=f"uuid {i}")}
     stand_in(monkeypatch, rank_devices, properties)
     settings, every = cases("cuda")
-    sampled(settings, every, place(0, "cuda:0"))
-    sampled(settings, every, place(3, "cuda:3"))
-    sampled(settings, [case for case in every if case.mode != "dp"], place(0, "cuda:0"))
+    start_sampling(settings, every, place(0, "cuda:0"))
+    start_sampling(settings, every, place(3, "cuda:3"))
+    start_sampling(settings, [case for case in every if case.mode != "dp"], place(0, "cuda:0"))
     assert [sorted(uuids) for uuids in made] == [[0, 1, 2, 3], [3], [0]]
     assert made[1] == {3: "GPU-uuid 3"}
     # None on CPU cores, or where it is off.
-    assert sampled(*cases("cpu"), place(0, "cpu")) is None
+    assert start_sampling(*cases("cpu"), place(0, "cpu")) is None
     assert settings.telemetry
-    assert sampled(resolved(device="cuda", telemetry=False), every, place(0, "cuda:0")) is None
+    assert start_sampling(resolved(device="cuda", telemetry=False), every, place(0, "cuda:0")) is None
     assert len(made) == 3
 
 
@@ -215,7 +221,7 @@ class Recorded:
         self.events.append("read")
         return [2.0, 3.0]
 
-    def between(self, start_s, end_s, gpus):
+    def summarize_between(self, start_s, end_s, gpus):
         self.events.append(f"telemetry of {gpus}")
         self.seconds = end_s - start_s
         return {"gpus": {}}
@@ -229,7 +235,7 @@ def test_a_timed_block_is_over_before_anything_is_asked(mode, devices):
     shared = Shared(
         place=place(1, "cuda:1"), settings=None, clock=all_of_them, prover=None, telemetry=all_of_them
     )
-    live = HeldCase(case, None, shared, all_of_them, None)
+    live = PreparedCase(case, None, shared, all_of_them, None)
     assert live.measure("timed", 2).detail == {"device_allocs": 0, "gpus": {}}
     block = ["step", "step", "mark", "step", "mark", "step", "mark", "read"]
     assert all_of_them.events == [*block, f"telemetry of {devices}", "loss", "gradients"]
@@ -254,21 +260,23 @@ def test_a_summary_by_hand():
             zip([600, 1800, 1700, 1900], [50, 61, 64, 63], reasons, strict=True)
         )
     ]
-    assert summary(samples) == {
+    assert summarize_samples(samples) == {
         "sm_clock_mhz": 1500,
         "power_w": 400,
         "temperature_c": 64,
         "throttled_pct": 50,
         "throttled_by_pct": {"hardware thermal slow-down": 25, "power cap": 50},
     }
-    assert summary([]) == {}
-    assert summary([Sample(moment_s=1), Sample(moment_s=2, sm_clock_mhz=1000)]) == {"sm_clock_mhz": 1000}
+    assert summarize_samples([]) == {}
+    assert summarize_samples([Sample(moment_s=1), Sample(moment_s=2, sm_clock_mhz=1000)]) == {
+        "sm_clock_mhz": 1000
+    }
 
 
 def test_power_of_a_counter_that_moves_in_steps():
     """250 W, counted every 0.1 s: between first and last sample alone there are 10% too few."""
     samples = [Sample(moment_s=t / 20, energy_j=25.0 * (t // 2)) for t in range(20)]
-    assert power_w(samples) == pytest.approx(250, rel=0.01)
+    assert compute_power_w(samples) == pytest.approx(250, rel=0.01)
     ends = samples[-1].energy_j or 0, samples[-1].moment_s
     assert ends[0] / ends[1] < 240
 
@@ -283,7 +291,7 @@ def test_power_of_a_counter_that_moves_in_steps():
     ids=["too short to count", "a counter that stands still", "unknown"],
 )
 def test_power_without_a_usable_counter(samples, watts):
-    assert power_w(samples) == (None if watts is None else pytest.approx(watts))
+    assert compute_power_w(samples) == (None if watts is None else pytest.approx(watts))
 
 
 def test_only_samples_between_start_and_end_count():
@@ -291,4 +299,4 @@ def test_only_samples_between_start_and_end_count():
         Sample(moment_s=t, sm_clock_mhz=mhz)
         for t, mhz in ((0.9, 100), (1.0, 1000), (1.5, 1100), (2.0, 1200), (2.1, 100))
     ]
-    assert summary(within(samples, 1.0, 2.0)) == {"sm_clock_mhz": 1100}
+    assert summarize_samples(select_span(samples, 1.0, 2.0)) == {"sm_clock_mhz": 1100}

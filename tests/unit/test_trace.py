@@ -14,7 +14,7 @@ from stand_ins import stand_in
 
 from ddp_bench.bench.measure import trace
 from ddp_bench.bench.measure.clock import Clock
-from ddp_bench.bench.measure.trace import measure_covered, overlap_pct
+from ddp_bench.bench.measure.trace import compute_overlap_pct, measure_covered
 from ddp_bench.bench.results.block_times import TRACE_FAILED
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
@@ -29,7 +29,7 @@ def covered(spans):
 def test_overlap_equals_counting_cells(a, b):
     assert measure_covered(a) == len(covered(a))
     both, comm = len(covered(a) & covered(b)), len(covered(a))
-    assert overlap_pct(a, b) == (100 * both / comm if comm else None)
+    assert compute_overlap_pct(a, b) == (100 * both / comm if comm else None)
 
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -59,9 +59,9 @@ GLOO_STEP = [
 
 
 def test_gloo_trace():
-    comm, compute = trace.communication_and_compute(GLOO_STEP)
-    assert overlap_pct(comm, compute) == 100 * 15 / 30, "waiting inside c10d is not compute"
-    assert trace.all_reduces(GLOO_STEP, 2) == (30, [(50, 60), (65, 85)])
+    comm, compute = trace.split_spans(GLOO_STEP)
+    assert compute_overlap_pct(comm, compute) == 100 * 15 / 30, "waiting inside c10d is not compute"
+    assert trace.find_all_reduces(GLOO_STEP, 2) == (30, [(50, 60), (65, 85)])
 
 
 def annotation(name, ts, dur):
@@ -159,12 +159,12 @@ def renamed(name):
     ],
 )
 def test_when_the_buckets_ran(events, runs):
-    assert trace.all_reduces(events, 2) == runs
+    assert trace.find_all_reduces(events, 2) == runs
 
 
 @pytest.mark.parametrize("name", [NCCL, OLDER_NCCL, SYMMETRIC_NCCL])
 def test_communication_is_what_any_version_of_nccl_does(name):
-    assert overlap_pct(*trace.communication_and_compute(renamed(name))) == pytest.approx(OVERLAP)
+    assert compute_overlap_pct(*trace.split_spans(renamed(name))) == pytest.approx(OVERLAP)
 
 
 def test_what_precedes_the_step_does_not_count():
@@ -172,15 +172,15 @@ def test_what_precedes_the_step_does_not_count():
     warm_up = [e for e in step_of(900, 1600) if e["name"] not in ("step", "backward")]
     before = [*kernel(NCCL, 850, 1500, 30), annotation("warm-up", 900, 100), *warm_up]
     late = kernel("sm90_xmma_last", 999, 2310, 50)
-    events = trace.in_step([*before, *late, *ONE_STEP])
-    assert trace.all_reduces(events, 2) == RUNS_OF_ONE
-    assert overlap_pct(*trace.communication_and_compute(events)) == pytest.approx(OVERLAP)
-    assert overlap_pct(*trace.communication_and_compute([*before, *ONE_STEP])) != pytest.approx(OVERLAP)
+    events = trace.select_step_events([*before, *late, *ONE_STEP])
+    assert trace.find_all_reduces(events, 2) == RUNS_OF_ONE
+    assert compute_overlap_pct(*trace.split_spans(events)) == pytest.approx(OVERLAP)
+    assert compute_overlap_pct(*trace.split_spans([*before, *ONE_STEP])) != pytest.approx(OVERLAP)
 
 
 def test_without_a_step_everything_counts():
     events = [e for e in ONE_STEP if e["name"] != "step"]
-    assert trace.in_step(events) == events
+    assert trace.select_step_events(events) == events
 
 
 GLOO_ON_A_GPU = [
@@ -198,8 +198,8 @@ GLOO_ON_A_GPU = [
 
 def test_gloo_on_a_gpu_runs_beside_kernels_alone():
     """All-reduce 50-90, kernel 30-70: neither the operator until 80 nor the copies are compute."""
-    assert overlap_pct(*trace.communication_and_compute(GLOO_ON_A_GPU)) == 100 * 20 / 40
-    assert trace.all_reduces(GLOO_ON_A_GPU, 1) == (30, [(50, 90)])
+    assert compute_overlap_pct(*trace.split_spans(GLOO_ON_A_GPU)) == 100 * 20 / 40
+    assert trace.find_all_reduces(GLOO_ON_A_GPU, 1) == (30, [(50, 90)])
 
 
 def traced(events, monkeypatch):
@@ -218,7 +218,7 @@ def traced_to(content, monkeypatch):
     monkeypatch.setattr(trace, "make_clock", lambda _: Clock())
     stand_in(monkeypatch, trace, {"torch.cuda.synchronize": lambda _: done.append("wait")})
     trainer = SimpleNamespace(
-        step=lambda: done.append("step"), hooked=lambda around: nullcontext(done.append(around.__name__))
+        step=lambda: done.append("step"), hook_phases=lambda around: nullcontext(done.append(around.__name__))
     )
     device = torch.device("cuda", 0)
     return trace.run_trace(trainer, device, 2, group=None, keep=True), done

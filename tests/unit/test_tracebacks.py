@@ -8,11 +8,11 @@ import torch
 
 from ddp_bench.bench.common import tracebacks as tb
 from ddp_bench.bench.common.errors import UserCodeError
-from ddp_bench.bench.measure.faults import LOST, classify_error
+from ddp_bench.bench.measure.faults import LOST_PEER, classify_error
 from ddp_bench.bench.results.block_times import Fault
-from ddp_bench.bench.run.failures import failure_in
+from ddp_bench.bench.run.failures import find_failure
 from ddp_bench.bench.worker.messages import Report
-from ddp_bench.bench.worker.rank import answer_to
+from ddp_bench.bench.worker.rank import make_report
 
 NET = """\
 import json
@@ -122,8 +122,8 @@ def raised(work):
 )
 def test_an_error_is_put_down_to_the_users_line(net, name, place):
     error = raised(lambda: getattr(net, name)(torch.ones(2, 2)))
-    assert tb.place_of(error) == place
-    assert 'net.py", line' in tb.formatted(error)
+    assert tb.find_user_code(error) == place
+    assert 'net.py", line' in tb.format_traceback(error)
 
 
 def test_what_wraps_the_users_error_is_looked_through(net):
@@ -135,7 +135,7 @@ def test_what_wraps_the_users_error_is_looked_through(net):
 
     error = raised(compile_backend)
     error.__traceback__ = None  # of the wrapper, raised by the suite or by torch
-    assert tb.place_of(error) == LATE
+    assert tb.find_user_code(error) == LATE
 
 
 def test_an_error_of_the_compiler_is_put_down_to_what_it_traced(net):
@@ -145,7 +145,7 @@ def test_an_error_of_the_compiler_is_put_down_to_what_it_traced(net):
         torch.compile(net.in_torch, fullgraph=True, backend="eager")(torch.ones(2, 2))
 
     error = raised(compiled)
-    assert tb.place_of(error) == f"net.py:{lines('functional.linear')}, in in_torch"
+    assert tb.find_user_code(error) == f"net.py:{lines('functional.linear')}, in in_torch"
     assert re.fullmatch(r"\w+: RuntimeError: .*\[?2(x|, )2\]? .*3(x|, )3.*", classify_error(error).reason), (
         "what it met"
     )
@@ -157,21 +157,21 @@ def test_without_a_users_line_there_is_none(net, tmp_path, monkeypatch):
     (place / "their_library.py").write_text("def call(x):\n    x.no_such_thing\n")
     monkeypatch.syspath_prepend(place)
     error = raised(lambda: net.installed(1))
-    assert tb.place_of(error) == f"net.py:{lines('their_library.call')}, in installed"
+    assert tb.find_user_code(error) == f"net.py:{lines('their_library.call')}, in installed"
     error.__traceback__ = error.__traceback__.tb_next
-    assert tb.place_of(error) == ""
-    assert tb.place_of(raised(lambda: torch.nn.Linear(3, 3)(torch.ones(2)))) == ""
+    assert tb.find_user_code(error) == ""
+    assert tb.find_user_code(raised(lambda: torch.nn.Linear(3, 3)(torch.ones(2)))) == ""
 
 
 def test_no_folder_of_a_home_is_shown(tmp_path, monkeypatch):
     (tmp_path / "home" / "me" / "project").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "home" / "me" / "project")
-    assert tb.shown_path(str(tmp_path / "home" / "me" / "project" / "train" / "net.py")) == "train/net.py"
-    assert tb.shown_path(str(tmp_path / "home" / "me" / "other" / "net.py")) == "other/net.py"
+    assert tb.shorten_path(str(tmp_path / "home" / "me" / "project" / "train" / "net.py")) == "train/net.py"
+    assert tb.shorten_path(str(tmp_path / "home" / "me" / "other" / "net.py")) == "other/net.py"
 
 
 def test_whose_code_a_file_is():
-    others = ("<eval_with_key>.3", torch.__file__, tb.formatted.__code__.co_filename, re.__file__)
+    others = ("<eval_with_key>.3", torch.__file__, tb.format_traceback.__code__.co_filename, re.__file__)
     installed = "/opt/venv/lib/python3.12/site-packages/timm/net.py"
     assert not any(map(tb.is_users, (*others, installed, "/scratch/torchinductor_me/ab/c.py")))
     assert tb.is_users("/home/me/net.py")
@@ -179,36 +179,38 @@ def test_whose_code_a_file_is():
 
 def test_a_long_traceback_is_cut_in_the_middle_and_says_so(net):
     error = raised(net.late)
-    error.args = ("x" * 3 * tb.MOST_CHARACTERS + " at the end",)
-    text = tb.formatted(error)
-    assert tb.MOST_CHARACTERS < len(text) < tb.MOST_CHARACTERS + 100
+    error.args = ("x" * 3 * tb.MAX_CHARACTERS + " at the end",)
+    text = tb.format_traceback(error)
+    assert tb.MAX_CHARACTERS < len(text) < tb.MAX_CHARACTERS + 100
     assert text.startswith("Traceback (most recent call last):")
     assert text.endswith(" at the end\n")
     assert "characters are left out" in text
-    assert "left out" not in tb.formatted(raised(lambda: net.without_end(0))), "Python folds what repeats"
+    assert "left out" not in tb.format_traceback(raised(lambda: net.without_end(0))), (
+        "Python folds what repeats"
+    )
 
 
 def test_a_report_holds_the_place_and_the_traceback(net):
-    found = answer_to(raised(net.late))
+    found = make_report(raised(net.late))
     assert (found.fault.status, found.fault.reason, found.place) == ("failed", "ValueError: late bug", LATE)
     assert found.traceback.endswith("ValueError: late bug\n")
-    assert answer_to(raised(net.odd)).fault.reason == "Odd"
+    assert make_report(raised(net.odd)).fault.reason == "Odd"
 
 
 def test_a_rank_that_another_one_took_along_is_no_cause():
     def gone():
-        raise RuntimeError(LOST[0])
+        raise RuntimeError(LOST_PEER[0])
 
-    lost = answer_to(raised(gone))
+    lost = make_report(raised(gone))
     late = Fault("failed", "ValueError: late bug")
     cause = Report(fault=late, place="net.py:6, in late", traceback="Traceback: it\n")
-    found = failure_in({0: lost, 1: Report(), 2: cause})
+    found = find_failure({0: lost, 1: Report(), 2: cause})
     assert found.reason == "ValueError: late bug (net.py:6, in late)"
     assert found.ranks == {
         0: f"ended because another rank failed: {lost.fault.reason}",
         1: "did not fail",
         2: "raised\nTraceback: it\n",
     }
-    only = failure_in({0: lost, 1: Report()})
+    only = find_failure({0: lost, 1: Report()})
     assert only.ranks[0] == f"raised\n{lost.traceback}", "nobody else has a reason"
-    assert failure_in({0: Report(), 1: Report()}) is None
+    assert find_failure({0: Report(), 1: Report()}) is None

@@ -13,11 +13,11 @@ from accuracy_tables import SINGLE, rounds
 from commands import ROOT
 
 from ddp_bench.bench.plan.resolve import PRESETS
-from ddp_bench.bench.results.comparisons import FASTER, Comparison, compared
+from ddp_bench.bench.results.comparisons import FASTER, Comparison, compare_pairs
 from ddp_bench.bench.results.round_times import ByRound
-from ddp_bench.bench.run.stop_rule import dropped
-from ddp_bench.bench.stats.fit import Typical
-from ddp_bench.bench.stats.interval import Interval, median_of_ratios
+from ddp_bench.bench.run.stop_rule import select_slowest
+from ddp_bench.bench.stats.fit import FittedSteps
+from ddp_bench.bench.stats.interval import Interval, compute_median_ratio
 
 pytestmark = pytest.mark.campaign
 
@@ -47,7 +47,7 @@ class Sweep:
         if cap == other:
             return Interval(1.0, 1.0, 1.0)
         # The batch is the same: rates are as steps are, the other way round.
-        return median_of_ratios(
+        return compute_median_ratio(
             *({r: 1000 / ms for r, ms in self.step_ms[one].items()} for one in (cap, other))
         )
 
@@ -96,11 +96,11 @@ def raced(sweep, start, caps=RACED):
             seen[cap][r] = steps[cap][r]
         spent_s += (sweep.single_ms[r] + sum(steps[cap][r] for cap in live)) / 1000
         rates = {cap: {n: 1000 / ms for n, ms in seen[cap].items()} for cap in live}
-        out = dropped(pairs, rates, max(1 - spent_s / left_s, 0.0))
+        out = select_slowest(pairs, rates, max(1 - spent_s / left_s, 0.0))
         live = [cap for cap in live if cap not in out]
-    comparisons = compared(
+    comparisons = compare_pairs(
         pairs,
-        Typical({(cap, "timed"): found for cap, found in seen.items() if found}),
+        FittedSteps({(cap, "timed"): found for cap, found in seen.items() if found}),
         units=dict.fromkeys(caps, 1),
         margin=MARGIN,
     )

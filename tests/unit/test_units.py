@@ -11,7 +11,7 @@ from recorded_pages import text_of
 from token_runs import language_model, token_plan, token_run
 
 from ddp_bench.bench.common.errors import ExitCode, UsageError
-from ddp_bench.bench.findings.cautions import of_rounds
+from ddp_bench.bench.findings.cautions import check_rounds
 from ddp_bench.bench.findings.confidence import assess_confidence
 from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.gate import main as gate_command
@@ -19,13 +19,13 @@ from ddp_bench.bench.gate.compare import compare
 from ddp_bench.bench.gate.decide import Policy
 from ddp_bench.bench.machine.manifest import Timing
 from ddp_bench.bench.page import terminal
-from ddp_bench.bench.page.render import html
-from ddp_bench.bench.results.case_columns import GATED
+from ddp_bench.bench.page.render import render_html
+from ddp_bench.bench.results.case_columns import GATED_METRICS
 from ddp_bench.bench.results.store import load_run
-from ddp_bench.models.registry import load_workload, resnet_workload
+from ddp_bench.models.registry import load_workload, make_resnet_workload
 from ddp_bench.models.workload import check_unit
 from ddp_bench.report.main import main as report_command
-from ddp_bench.report.page import page
+from ddp_bench.report.page import make_page
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def counting(steps, unit):
 
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_a_gate_never_compares_rates_of_different_units(*, interleaved):
-    policy = Policy(thresholds=dict.fromkeys(GATED, 0.05))
+    policy = Policy(thresholds=dict.fromkeys(GATED_METRICS, 0.05))
     ours, theirs = made_run(STEADY), counting(STEADY, "tokens")
     gate = compare(ours, theirs, policy=policy, looks=(1,) if interleaved else ())
     assert gate.exit_code == ExitCode.UNDECIDED
@@ -74,7 +74,7 @@ def test_a_gate_never_compares_rates_of_different_units(*, interleaved):
 
 def test_a_case_is_stored_with_its_unit_and_named_without():
     case = token_plan()[0].case
-    assert case.stored()["unit"] == "tokens"
+    assert case.to_row()["unit"] == "tokens"
     assert replace(case, unit="words").case_id == case.case_id, "a name for people"
     assert replace(case, units_per_sample=256).case_id != case.case_id, "another length is another case"
 
@@ -100,7 +100,7 @@ def test_image_models_count_images_and_a_workload_what_it_says(tmp_path, monkeyp
         "def model(): return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 4))\n"
         "plain, bad = language_model(), language_model(unit='to kens')\n"
     )
-    assert resnet_workload("resnet20", 32).unit == "images"
+    assert make_resnet_workload("resnet20", 32).unit == "images"
     assert load_workload("own_net:model", 8).unit == "images"
     assert load_workload("own_net:plain", 8).unit == "samples"
     with pytest.raises(UsageError, match="`unit` of workload lm is 'to kens'"):
@@ -114,16 +114,16 @@ TIMING = Timing(
 
 def test_nothing_that_people_read_of_tokens_speaks_of_images(tokens, tmp_path, capsys):
     slower, found = token_run(tmp_path / "slower", scale=4), load_run(tokens)
-    said = {"page": "".join(f"{line} " for line in text_of(html(page(found))))}
+    said = {"page": "".join(f"{line} " for line in text_of(render_html(make_page(found))))}
     conclusion = conclude_run(found)
-    warned = [*of_rounds(conclusion.cases, found.times)]
+    warned = [*check_rounds(conclusion.cases, found.times)]
     conclusion = replace(
         conclusion,
         cautions=tuple(warned),
         trust=assess_confidence(conclusion.verdicts, warned, on_cpu=False),
     )
     timed = replace(found, manifest=structs.replace(found.manifest, timing=TIMING))
-    terminal.show(page(timed, conclusion=conclusion), place=str(tokens / "report.html"))
+    terminal.print_page(make_page(timed, conclusion=conclusion), place=str(tokens / "report.html"))
     said["terminal"] = capsys.readouterr().out
     for command, given, code in (
         (report_command, [tokens, "--markdown"], 0),

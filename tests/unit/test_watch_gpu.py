@@ -8,7 +8,7 @@ from test_watch_reader import EXPOSED_S, OWN_S, step_rows, training, watched_run
 
 from ddp_bench.bench.findings.watched import conclude_watch
 from ddp_bench.bench.predict.main import main as predict
-from ddp_bench.bench.watch.ranks.clock import MAX_MARKS, Clock
+from ddp_bench.bench.watch.ranks.clock import MAX_MARKS, PartClock
 from ddp_bench.bench.watch.ranks.moments import GpuMoments, HostMoments
 from ddp_bench.bench.watch.ranks.steps import Watch
 from ddp_bench.bench.watch.settings import measure_host_bound_pct
@@ -66,7 +66,7 @@ def train(stream, clock, parts):
 def steps_of(stream, parts, *, num_steps=6, waits=False):
     """Take steps, with `waits` as a script that reads its loss in each; the rows of all but the first."""
     moments = moments_of(stream)
-    clock, taken, rows = Clock(moments), [], []
+    clock, taken, rows = PartClock(moments), [], []
     for _ in range(num_steps):
         train(stream, clock, parts)
         if waits:
@@ -74,10 +74,10 @@ def steps_of(stream, parts, *, num_steps=6, waits=False):
         taken.append(clock.cut())
     stream.synchronize()
     for n, one in enumerate(taken):
-        parts_s = one.parts_s()
+        parts_s = one.get_parts_s()
         step_s = sum(parts_s.values())
-        lags_s = moments.lags_s(one.start, [end for _, end in one.marks], step_s)
-        marks = [(*mark, lag_s) for mark, lag_s in zip(one.marks_s(), lags_s, strict=True)]
+        lags_s = moments.compute_lags_s(one.start, [end for _, end in one.marks], step_s)
+        marks = [(*mark, lag_s) for mark, lag_s in zip(one.get_marks_s(), lags_s, strict=True)]
         rows.append(Step(n=n, step_s=step_s, parts=parts_s, marks=tuple(marks)))
     return rows[1:]
 
@@ -113,7 +113,7 @@ def test_a_step_is_written_when_the_gpu_has_come_to_its_end(tmp_path):
     config = {"folder": str(tmp_path), "launch": "x", "steps": 9, "hook_at": 5, "race": None}
     watch = Watch(config | {"probes": True, "seed": 0})
     watch.moments = moments_of(stream)
-    watch.clock = Clock(watch.moments)
+    watch.clock = PartClock(watch.moments)
     for _ in range(3):
         train(stream, watch.clock, GPU_BOUND)
         watch.cut()
@@ -133,16 +133,16 @@ def test_a_moment_within_a_cuda_graph_is_one_of_the_host():
     begin = moments.now()
     stream.launch(0.25, 100.0)
     assert moments.is_past(moments.now())
-    assert moments.seconds(begin, moments.now()) == pytest.approx(0.25)
+    assert moments.compute_seconds(begin, moments.now()) == pytest.approx(0.25)
 
 
 def test_an_evaluation_of_many_batches_keeps_few_moments():
-    clock = Clock(HostMoments())
+    clock = PartClock(HostMoments())
     for _ in range(2 * MAX_MARKS):
         clock.leave(clock.enter("evaluation"))
     taken = clock.cut()
     assert len(taken.marks) <= MAX_MARKS + 1
-    assert sum(taken.parts_s().values()) == pytest.approx(taken.end - taken.start)
+    assert sum(taken.get_parts_s().values()) == pytest.approx(taken.end - taken.start)
 
 
 def on_gpus(folder, steps):

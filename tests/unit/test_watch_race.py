@@ -54,7 +54,7 @@ def test_the_cap_that_is_faster_is_named_with_its_interval_and_what_to_write(tmp
     best = next(one for one in run.compared if "cap1-" in one.case_id)
     assert best.ratio.low < (whole_s + 0.03) / whole_s < best.ratio.high
     assert {one.reference_id for one in run.compared} == {run.results[0].case_id}
-    assert run.results[0].setting("bucket_cap_mb") == own
+    assert run.results[0].get_setting("bucket_cap_mb") == own
     assert verdict_of(run, COMMUNICATION).answer == "resolved", "the script's own cap still has its probes"
     assert conclude_watch(run).advice == f"Write {found.paste} in your script; then watch again."
     assert "which is faster" in conclude_watch(run).trust

@@ -12,12 +12,12 @@ from ddp_bench.bench.findings.watched import conclude_watch
 from ddp_bench.bench.gate.main import main as gate
 from ddp_bench.bench.predict.main import main as predict
 from ddp_bench.bench.results.store import load_run
-from ddp_bench.bench.watch.late import CLOCK_ERROR, OWN_PARTS, find_late_rank
-from ddp_bench.bench.watch.launch import config_of, is_joined, ranks_of
+from ddp_bench.bench.watch.late import CLOCK_ERROR, WORK_PARTS, find_late_rank
+from ddp_bench.bench.watch.launch import is_joined, list_ranks, make_config
 from ddp_bench.bench.watch.ranks.private import keep_traceable
-from ddp_bench.bench.watch.ranks.reducer import caps_text
+from ddp_bench.bench.watch.ranks.reducer import format_caps
 from ddp_bench.bench.watch.ranks.rows import Rows
-from ddp_bench.bench.watch.result import finish
+from ddp_bench.bench.watch.result import write_result
 from ddp_bench.bench.watch.steps import read_ranks
 from ddp_bench.report.main import main as report
 
@@ -91,7 +91,7 @@ def training(num_steps=80, *, num_ranks=2, noise=0.0, seed=0, late_s=None, late_
 
 
 def watched_run(folder, *, command=("torchrun", "train.py"), quiet=True):
-    finish(folder, 0, quiet, command)
+    write_result(folder, 0, quiet, command)
     return load_run(folder)
 
 
@@ -101,7 +101,7 @@ def test_communication_is_measured_as_the_rows_were_made(tmp_path, buffers_s):
     (case,) = run.results
     own_ms = 1000 * sum(OWN_S.values())
     assert case.step_ms.estimate == pytest.approx(own_ms + 1000 * (EXPOSED_S + buffers_s))
-    assert case.interval("no_sync_step_ms").estimate == pytest.approx(own_ms)
+    assert case.get_interval("no_sync_step_ms").estimate == pytest.approx(own_ms)
     assert case.exposed_comm_ms.estimate == pytest.approx(1000 * (EXPOSED_S + buffers_s))
     assert case.comm_ms.estimate == pytest.approx(1000 * (ALONE_S + buffers_s))
     assert case.hidden_pct.estimate == pytest.approx(
@@ -158,7 +158,7 @@ def test_a_straggler_is_named_where_there_is_one_and_never_else(num_ranks, tmp_p
     found = {}
     for late_s in (None, 0.03):
         for seed in range(20):
-            part = OWN_PARTS[seed % len(OWN_PARTS)] if late_s else "other"
+            part = WORK_PARTS[seed % len(WORK_PARTS)] if late_s else "other"
             folder = tmp_path / f"{late_s}-{seed}"
             made = training(num_ranks=num_ranks, noise=0.1, seed=seed, late_s=late_s, late_part=part)
             late = find_late_rank(read_ranks(write_rows(folder, made, num_ranks=num_ranks) / "ranks").joined)
@@ -239,11 +239,11 @@ def test_hosts_of_one_name_whose_processes_have_one_number_write_files_of_their_
     assert not is_joined(folder)
     (folder / "ranks").mkdir(parents=True)
     assert is_joined(folder)
-    launches = [config_of(folder, 5) for _ in range(2)]
+    launches = [make_config(folder, 5) for _ in range(2)]
     for rank, launch in enumerate(launches):
         Rows(launch).write(kind="start", rank=rank, host="rack/node")
     assert len([*(folder / "ranks").iterdir()]) == 2
-    assert [ranks_of(launch) for launch in launches] == [{0}, {1}]
+    assert [list_ranks(launch) for launch in launches] == [{0}, {1}]
     assert not is_joined(folder)
 
 
@@ -279,7 +279,7 @@ def test_steps_without_probes_are_told_by_parts_alone(tmp_path):
 
 @pytest.mark.parametrize("num_steps", [0, 5])
 def test_too_few_steps_are_told_in_a_line(tmp_path, capsys, num_steps):
-    finish(write_rows(tmp_path / "watched", training(num_steps)), 1, quiet=False)
+    write_result(write_rows(tmp_path / "watched", training(num_steps)), 1, quiet=False)
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
     assert said[0].endswith(f"{num_steps} steps seen, too few to compare: 5 are warm-up; let it train longer")
@@ -298,7 +298,7 @@ def test_the_end_says_what_was_found_with_units_and_intervals(tmp_path, capsys):
     ):
         assert words in said
     assert said.endswith("watched/report.html")
-    finish(write_rows(tmp_path / "quiet", training()), 0, quiet=True)
+    write_result(write_rows(tmp_path / "quiet", training()), 0, quiet=True)
     assert capsys.readouterr().err == ""
 
 
@@ -409,7 +409,7 @@ def test_the_cap_is_that_of_the_script(num_bytes, cap):
     ddp = SimpleNamespace(
         bucket_bytes_cap=one, bucket_bytes_cap_list=several, bucket_bytes_cap_default=len(num_bytes) != 1
     )
-    assert caps_text(ddp) == cap
+    assert format_caps(ddp) == cap
 
 
 def test_a_rank_that_is_not_surely_late_is_told_without_being_named_a_straggler(tmp_path):
@@ -448,7 +448,7 @@ def test_what_the_user_typed_and_has_in_the_environment_stays_in_the_manifest(tm
     assert of_archive.watched.ranks == run.manifest.watched.ranks, "its figures are there"
     assert [case.exposed_by for case in load_run(archive).results] == ["probes"]
     assert PLANTED not in capsys.readouterr().out
-    assert PLANTED.encode() not in of_archive.as_json()
+    assert PLANTED.encode() not in of_archive.to_json()
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     holding = {path.name for path in files if PLANTED.encode() in path.read_bytes()}
     assert holding == {"manifest.json"}

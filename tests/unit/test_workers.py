@@ -27,7 +27,7 @@ from ddp_bench.bench.results.block_times import BlockTimes, Fault
 from ddp_bench.bench.run import processes
 from ddp_bench.bench.run import workers as module
 from ddp_bench.bench.run.begin import Job
-from ddp_bench.bench.run.close import How
+from ddp_bench.bench.run.close import RunOptions
 from ddp_bench.bench.run.conductor import Conductor
 from ddp_bench.bench.run.failures import RestartError
 from ddp_bench.bench.run.main import main
@@ -87,7 +87,7 @@ class FakeProcesses:
 
     def opened(self, address): ...
 
-    def codes(self, ranks, **_):
+    def collect_exit_codes(self, ranks, **_):
         return {rank: self._codes[rank] for rank in ranks if rank in self._codes}
 
     def end_all(self): ...
@@ -101,7 +101,7 @@ def hello(rank, *, token="", host="here"):
 
 @pytest.fixture
 def started(monkeypatch):
-    monkeypatch.setattr(module, "ANSWER_S", 0.5)
+    monkeypatch.setattr(module, "STATUS_TIMEOUT_S", 0.5)
     monkeypatch.setattr(module, "LINGER_S", 0.2)
     monkeypatch.setattr(module, "ERROR_GRACE_S", 0.3)
     made = []
@@ -276,7 +276,7 @@ def connected(meeting):
 def heard(meeting, within_s=LIMIT_S):
     """The first that have come."""
     until_s = time.monotonic() + within_s
-    while not (found := meeting.arrived(0.1)) and time.monotonic() < until_s:
+    while not (found := meeting.accept_workers(0.1)) and time.monotonic() < until_s:
         pass
     return found
 
@@ -318,8 +318,8 @@ def test_a_thousand_connections_that_say_nothing_keep_nobody_out(meeting):
             idle_came = threading.Thread(target=idle.stdout.readline)
             idle_came.start()
             while idle_came.is_alive():
-                assert meeting.arrived(0.01) == []
-            while meeting.arrived(0.1):
+                assert meeting.accept_workers(0.01) == []
+            while meeting.accept_workers(0.1):
                 pass
             assert len(psutil.Process().net_connections()) < 200
             with connected(meeting)[0] as worker:
@@ -343,7 +343,7 @@ sys.stdin.readline()
 
 
 def test_one_that_says_nothing_has_little_time(meeting, monkeypatch):
-    monkeypatch.setattr(processes, "HELLO_S", 0.1)
+    monkeypatch.setattr(processes, "HELLO_TIMEOUT_S", 0.1)
     with connected(meeting)[0] as idle:
         heard(meeting, 0.5)
         assert idle.recv(1) == b""
@@ -452,11 +452,11 @@ def test_1024_ranks_meet_that_come_at_once_where_the_soft_limit_is_as_many(monke
 
     fake.opened = all_come
     monkeypatch.setattr(module, "Processes", lambda *_: fake)
-    monkeypatch.setattr(module, "launch", lambda _: there)
-    monkeypatch.setattr(module, "MEETING_S", LIMIT_S)
+    monkeypatch.setattr(module, "read_launch", lambda _: there)
+    monkeypatch.setattr(module, "MEETING_TIMEOUT_S", LIMIT_S)
     resource.setrlimit(resource.RLIMIT_NOFILE, (num_ranks, hard))
     try:
-        with module.running_workers(Settings()) as workers:
+        with module.hold_workers(Settings()) as workers:
             workers.open()
             assert len(workers) == num_ranks
             for connection in ranks:
@@ -508,7 +508,7 @@ def test_what_a_rank_is_told_does_not_grow_with_the_cases_or_with_the_gpus_of_ot
         job = Job(settings=settings, machine=machine, plan=plan, inspected=LINE, seen=tuple(saw))
         workers = Workers(FakeProcesses(listening_to_begin, listening_to_begin))
         with contextlib.closing(workers), pytest.raises(RestartError):
-            Conductor(Settings(), How(), workers, began_s=0.0)._start(job)
+            Conductor(Settings(), RunOptions(), workers, began_s=0.0)._start(job)
         return {len(m.encode(one)) for one in told[-2:]}
 
     few, many = begun(2, 1), begun(200, 1000)
@@ -520,9 +520,9 @@ def test_what_a_rank_is_told_does_not_grow_with_the_cases_or_with_the_gpus_of_ot
 def test_a_command_reads_its_own_reply_and_no_other():
     block, curve = m.Block(index=0, phase="timed", steps=2), m.Curve(group=(2, "gloo"), num_bytes=4)
     times = BlockTimes(1.5, (1.0, 0.5))
-    assert block.reply_in(m.decode(m.encode(m.Report(value=times)), m.AnyAnswer)) == times
+    assert block.read_reply(m.decode(m.encode(m.Report(value=times)), m.AnyAnswer)) == times
     with pytest.raises(msgspec.ValidationError, match="float"):
-        curve.reply_in(m.decode(m.encode(m.Report(value=times)), m.AnyAnswer))
+        curve.read_reply(m.decode(m.encode(m.Report(value=times)), m.AnyAnswer))
 
 
 def test_what_is_not_finite_arrives_as_nothing():
@@ -548,5 +548,5 @@ def test_a_signal_while_the_workers_start_ends_the_command_as_ctrl_c_does(monkey
         os.kill(os.getpid(), signal.SIGTERM)
         yield
 
-    monkeypatch.setattr("ddp_bench.bench.run.main.running_workers", signalled)
+    monkeypatch.setattr("ddp_bench.bench.run.main.hold_workers", signalled)
     assert main(["--modes", "ddp", "--gpus", "1", "--device", "cpu", "--dry-run"]) == ExitCode.INTERRUPTED

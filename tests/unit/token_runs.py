@@ -7,7 +7,7 @@ from gate_runs import MANIFEST, block_rows
 from made import made_manifest, new_run, planned, resolved, write_tables
 from torch import nn
 
-from ddp_bench.bench.results.aggregate import Outcome
+from ddp_bench.bench.results.aggregate import CaseOutcome
 from ddp_bench.models.workload import Workload
 
 ROWS, LENGTH = 8, 512
@@ -60,7 +60,7 @@ def token_run(folder, *, scale=1.0, **manifest):
     for one in token_plan():
         failed = one.case.bucket_cap_mb != "default"
         facts = {"device_name": "CPU core", "peak_mem_mib": 10.0}
-        outcomes.append(Outcome(one, *(("oom", "out of memory") if failed else ("ok", "", facts))))
+        outcomes.append(CaseOutcome(one, *(("oom", "out of memory") if failed else ("ok", "", facts))))
         rows += [] if failed else blocks_of(one, scale)
     write_tables(writer, outcomes, rows)
     return folder

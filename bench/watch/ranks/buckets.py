@@ -32,9 +32,9 @@ class Model:
     def __init__(self, watch: Watch, ddp: Any, number: int) -> None:
         self.watch, self.number = watch, number
         self.group, self.size = ddp.process_group, ddp.process_group.size()
-        self.why = watch.unsupported or private.reason_against_hook(ddp)
-        self.facts = private.facts_of(ddp) | watch.setup.callers.get(ddp, {})
-        self.facts["bucket_cap_mb"] = reducer.caps_text(ddp)
+        self.why = watch.unsupported or private.explain_no_hook(ddp)
+        self.facts = private.describe_model(ddp) | watch.setup.callers.get(ddp, {})
+        self.facts["bucket_cap_mb"] = reducer.format_caps(ddp)
         self.hooked_in: int | None = None
         """Identity of the reducer that has our hook: a DDP that was copied in place makes a new one."""
         self.is_pending = False
@@ -67,21 +67,21 @@ class Model:
             self.why = why
             self.write_row()
 
-    def hook_in(self, ddp: Any) -> None:
+    def register_hook(self, ddp: Any) -> None:
         """Register the hook, once, at a forward whose number was fixed before training."""
         self.is_pending = True
         if self.race is not None and self.race.has_rebuilt:
             return  # training goes on as it would without us
         if self.why or self.count < self.watch.config["hook_at"] or self.hooked_in == id(ddp.reducer):
             return
-        self.why = private.reason_against_hook(ddp)  # the user may have registered a hook by now
+        self.why = private.explain_no_hook(ddp)  # the user may have registered a hook by now
         if self.why or private.has_active_divisor(ddp):
             self.write_row()
             return
         if private.register_hook(ddp, self, reduce_bucket):
             self.hooked_in = id(ddp.reducer)
         else:
-            self.observe_only(private.OWN_HOOK)
+            self.observe_only(private.USER_HOOK)
 
     def begin_sync(self, *, hooked: bool) -> None:
         """Count a synchronised backward, which is the same one on all ranks."""
@@ -100,7 +100,7 @@ class Model:
             "begin": watch.backward_begin,
             "ready": [],
             "bytes": [],
-            **(self.race.labels() if self.race is not None else {}),
+            **(self.race.get_labels() if self.race is not None else {}),
         }
         watch.add_sync(self.sync)
         self.sequence = self.group._get_sequence_number_for_group()
@@ -113,7 +113,7 @@ class Model:
         """Note that a bucket is ready, and return whether it is held back."""
         if index == 0:
             self.begin_sync(hooked=True)
-        self.sync["bytes"].append(private.num_bytes(buffer))
+        self.sync["bytes"].append(private.count_bytes(buffer))
         self.sync["ready"].append(self.watch.moments.now())
         return bool(self.sync["probe"])
 
@@ -123,7 +123,7 @@ class Model:
         if not self.why and sent != len(self.sync["ready"]):
             self.observe_only("other collectives run between its buckets")
 
-    def scale(self, buffer: torch.Tensor) -> None:
+    def scale_bucket(self, buffer: torch.Tensor) -> None:
         """Divide a bucket as DDP does: it multiplies dense gradients with the inverse, and divides sparse."""
         divisor = self.size
         if self.joined is not None:
@@ -134,14 +134,14 @@ class Model:
         else:
             buffer.mul_(1.0 / divisor)
 
-    def hold(self, buffer: torch.Tensor) -> Any:
+    def hold_bucket(self, buffer: torch.Tensor) -> Any:
         """Keep a bucket, and return the future of what it will be."""
         is_cpu = buffer.device.type == "cpu"
         future: Any = torch.futures.Future() if is_cpu else torch.futures.Future(devices=[buffer.device])
         self.held.append((buffer, future))
         return future
 
-    def release(self) -> None:
+    def release_buckets(self) -> None:
         """Begin the all-reduces of what is held, in order and as DDP does."""
         held, self.held = self.held, []
         if self.sync.get("probe") and held:
@@ -150,7 +150,7 @@ class Model:
             work = dist.all_reduce(buffer, group=self.group, async_op=True)
             self.sent.append((work, buffer, future))
 
-    def finish(self, sync: dict[str, Any]) -> None:
+    def finish_sync(self, sync: dict[str, Any]) -> None:
         """Wait for what was sent and pass it on, before DDP does, in the thread that trains.
 
         Nothing of Python may stand on the backend's threads: one that lets go of the process group there, or
@@ -175,12 +175,12 @@ def reduce_bucket(model: Model, bucket: Any) -> Any:
     if model.inner is not None:
         state, hook = model.inner
         return hook(state, bucket)
-    model.scale(buffer)
-    future = model.hold(buffer)
+    model.scale_bucket(buffer)
+    future = model.hold_bucket(buffer)
     if bucket.is_last() or not holds:  # after an exception of ours no bucket is held back
-        model.release()
+        model.release_buckets()
     if bucket.is_last():
         watch.guard(model.end_sync)
-        private.before_finalizing(partial(model.finish, model.sync))
+        private.register_before_end(partial(model.finish_sync, model.sync))
     watch.overhead += thread_time() - begin
     return future

@@ -27,26 +27,26 @@ class Taken:
         self.marks.append((part, end))
         self.end = end
         if len(self.marks) > MAX_MARKS and self.moments.is_past(end):
-            self.sums = self.parts_s()
+            self.sums = self.get_parts_s()
             self.marks, self.since = [], end
 
-    def marks_s(self) -> list[tuple[str, float]]:
+    def get_marks_s(self) -> list[tuple[str, float]]:
         """Return the parts since the sums in their order, each with its seconds."""
         begins = [self.since, *(end for _, end in self.marks)]
         return [
-            (part, self.moments.seconds(begin, end))
+            (part, self.moments.compute_seconds(begin, end))
             for begin, (part, end) in zip(begins, self.marks, strict=False)
         ]
 
-    def parts_s(self) -> dict[str, float]:
+    def get_parts_s(self) -> dict[str, float]:
         """Return the seconds by part, which add up to the step."""
         parts = self.sums.copy()
-        for part, seconds in self.marks_s():
+        for part, seconds in self.get_marks_s():
             parts[part] += seconds
         return parts
 
 
-class Clock:
+class PartClock:
     """Parts of one thread since the last cut."""
 
     def __init__(self, moments: HostMoments) -> None:

@@ -23,11 +23,11 @@ COLLECTIVES = (
 """Functions of torch.distributed in which a rank waits for others."""
 
 
-def wrap(watch: Watch, original: Any, before: Any, after: Any) -> Any:
+def wrap_function(watch: Watch, original: Any, before: Any, after: Any) -> Any:
     """Return a function with what the watch does around it."""
 
     @functools.wraps(original)
-    def watched(*args: Any, **kwargs: Any) -> Any:
+    def call_watched(*args: Any, **kwargs: Any) -> Any:
         if not watch.is_on or is_compiling():
             return original(*args, **kwargs)
         begin = now()
@@ -40,7 +40,7 @@ def wrap(watch: Watch, original: Any, before: Any, after: Any) -> Any:
             watch.guard(after, depth)
             watch.overhead += now() - begin
 
-    return watched
+    return call_watched
 
 
 def install_hooks(watch: Watch) -> None:
@@ -48,24 +48,24 @@ def install_hooks(watch: Watch) -> None:
     ddp = private.Ddp
     setup = watch.setup
     around = (
-        (ddp, "forward", watch.before_forward, watch.after),
-        (ddp, "_sync_buffers", watch.before_buffers, watch.after),
-        (private.LoaderIterator, "__next__", watch.before_batch, watch.after_batch),
-        (torch.autograd, "backward", watch.before_backward, watch.after_backward),
-        (ddp, "_post_forward", setup.before_search, setup.after_search),
-        (ddp, "__init__", setup.before_init, setup.after_model),
-        (private.Replicas, "__init__", setup.before_init, setup.after_replicas),
-        (private.Loader, "__init__", setup.before_init, setup.after_loader),
+        (ddp, "forward", watch.begin_forward, watch.end_part),
+        (ddp, "_sync_buffers", watch.begin_buffers, watch.end_part),
+        (private.LoaderIterator, "__next__", watch.begin_batch, watch.end_batch),
+        (torch.autograd, "backward", watch.begin_backward, watch.end_backward),
+        (ddp, "_post_forward", setup.begin_search, setup.end_search),
+        (ddp, "__init__", setup.keep_made, setup.note_model),
+        (private.Replicas, "__init__", setup.keep_made, setup.note_replicas),
+        (private.Loader, "__init__", setup.keep_made, setup.note_loader),
     )
     for owner, name, before, after in around:
-        setattr(owner, name, wrap(watch, getattr(owner, name), before, after))
-    private.Join.notify_join_context = staticmethod(noting_joins(watch, private.Join.notify_join_context))
-    ddp.register_comm_hook = taking_in(watch, ddp.register_comm_hook)
+        setattr(owner, name, wrap_function(watch, getattr(owner, name), before, after))
+    private.Join.notify_join_context = staticmethod(wrap_notify_join(watch, private.Join.notify_join_context))
+    ddp.register_comm_hook = wrap_register_hook(watch, ddp.register_comm_hook)
     for name in COLLECTIVES:
         time_collective(watch, name)
-    before_step = step_hook(watch, "before_optimizer")
+    before_step = make_step_hook(watch, "begin_optimizer")
     optimizers.register_optimizer_step_pre_hook(before_step)
-    optimizers.register_optimizer_step_post_hook(step_hook(watch, "after_optimizer"))
+    optimizers.register_optimizer_step_post_hook(make_step_hook(watch, "end_optimizer"))
     watch.hidden = [ddp.forward, before_step]  # all that are wrapped have one code, and both hooks
     private.hide_from_compiler(watch)
 
@@ -75,18 +75,18 @@ def time_collective(watch: Watch, name: str) -> None:
     original = getattr(distributed_c10d, name, None)
     if original is None:
         return
-    watched = wrap(watch, original, watch.before_collective, watch.after)
+    watched = wrap_function(watch, original, watch.begin_collective, watch.end_part)
 
     @functools.wraps(original)
-    def collective(*args: Any, **kwargs: Any) -> Any:
+    def call_collective(*args: Any, **kwargs: Any) -> Any:
         return (original if kwargs.get("async_op") else watched)(*args, **kwargs)
 
-    private.keep_traceable(original, collective)
+    private.keep_traceable(original, call_collective)
     for module in (torch.distributed, distributed_c10d):
-        setattr(module, name, collective)
+        setattr(module, name, call_collective)
 
 
-def step_hook(watch: Watch, name: str) -> Any:
+def make_step_hook(watch: Watch, name: str) -> Any:
     """Return a hook of optimizer steps that runs this method of the watch, and that no compiler traces."""
 
     def hook(optimizer: Any, _args: Any, _kwargs: Any) -> None:
@@ -98,7 +98,7 @@ def step_hook(watch: Watch, name: str) -> Any:
     return hook
 
 
-def noting_joins(watch: Watch, original: Any) -> Any:
+def wrap_notify_join(watch: Watch, original: Any) -> Any:
     """Return `notify_join_context` that keeps the number of ranks where DDP divides by it."""
 
     @functools.wraps(original)
@@ -112,7 +112,7 @@ def noting_joins(watch: Watch, original: Any) -> Any:
     return notify
 
 
-def taking_in(watch: Watch, original: Any) -> Any:
+def wrap_register_hook(watch: Watch, original: Any) -> Any:
     """Return `register_comm_hook` that runs the user's hook in place of ours, which cannot be taken away."""
 
     @functools.wraps(original)
@@ -124,6 +124,6 @@ def taking_in(watch: Watch, original: Any) -> Any:
         ddp.logger._set_comm_hook_name(hook.__qualname__)
         ddp._comm_hooks.append((hook, state))
         model.inner = state, hook
-        return watch.guard(model.observe_only, private.OWN_HOOK)
+        return watch.guard(model.observe_only, private.USER_HOOK)
 
     return register

@@ -24,7 +24,7 @@ class HostMoments:
 
     now: Callable[[], Any] = staticmethod(perf_counter)
 
-    def seconds(self, begin: Any, end: Any) -> float:
+    def compute_seconds(self, begin: Any, end: Any) -> float:
         """Return the seconds between two moments."""
         return float(end - begin)
 
@@ -32,7 +32,7 @@ class HostMoments:
         """Tell whether a moment has come."""
         return True
 
-    def lags_s(self, _start: Any, _moments: Sequence[Any], _step_s: float) -> list[float]:
+    def compute_lags_s(self, _start: Any, _moments: Sequence[Any], _step_s: float) -> list[float]:
         """Return how late a GPU is at each of these moments of a step; nothing without a GPU."""
         return []
 
@@ -65,7 +65,7 @@ class GpuMoments(HostMoments):
         """Return the moment at which the GPU has done all that is queued now."""
         return Moment(self.make_event(), self.host_now())
 
-    def seconds(self, begin: Moment, end: Moment) -> float:
+    def compute_seconds(self, begin: Moment, end: Moment) -> float:
         """Return the seconds by the GPU between two moments that are past, else by the host."""
         if begin.event is None or end.event is None:
             return end.host_s - begin.host_s
@@ -75,7 +75,7 @@ class GpuMoments(HostMoments):
         """Tell whether the GPU has come to a moment; never asked of it while a CUDA graph is captured."""
         return moment.event is None or (not private.is_captured() and bool(moment.event.query()))
 
-    def lags_s(self, start: Moment, moments: Sequence[Moment], step_s: float) -> list[float]:
+    def compute_lags_s(self, start: Moment, moments: Sequence[Moment], step_s: float) -> list[float]:
         """Return by how much each moment came later by the GPU than by the host, from the first step on.
 
         It is the same, and least, wherever the GPU had done all that was queued. Steps come in their order.
@@ -84,7 +84,7 @@ class GpuMoments(HostMoments):
             self.host_begin_s = start.host_s
         begin_s, self.gpu_s = self.gpu_s, self.gpu_s + step_s
         host_s = self.host_begin_s
-        return [begin_s + self.seconds(start, one) - (one.host_s - host_s) for one in moments]
+        return [begin_s + self.compute_seconds(start, one) - (one.host_s - host_s) for one in moments]
 
 
 def find_moments() -> HostMoments:

@@ -19,7 +19,7 @@ Join: Any = join.Join
 Replicas: Any = parallel.DataParallel
 Loader: Any = dataloader.DataLoader
 LoaderIterator: Any = dataloader._BaseDataLoaderIter
-OWN_HOOK = "a communication hook of its own"
+USER_HOOK = "a communication hook of its own"
 
 FUNCTIONS = (
     (Ddp, "forward", ("self", "inputs", "kwargs")),
@@ -52,16 +52,16 @@ ATTRIBUTES = (
 """Attributes of a DDP instance."""
 
 
-def differing_names(functions: Iterable[tuple[Any, str, tuple[str, ...]]] = FUNCTIONS) -> list[str]:
+def find_differing_names(functions: Iterable[tuple[Any, str, tuple[str, ...]]] = FUNCTIONS) -> list[str]:
     """Return which of these functions this torch lacks, or has with other parameters."""
     return [
         name
         for owner, name, expected in functions
-        if not hasattr(owner, name) or parameters(owner, name)[: len(expected)] != expected
+        if not hasattr(owner, name) or list_parameters(owner, name)[: len(expected)] != expected
     ]
 
 
-def parameters(owner: Any, name: str) -> tuple[str, ...]:
+def list_parameters(owner: Any, name: str) -> tuple[str, ...]:
     """Return the names of a function's parameters, of one in C++ as its docstring has them."""
     function = getattr(owner, name, None)
     try:
@@ -71,7 +71,7 @@ def parameters(owner: Any, name: str) -> tuple[str, ...]:
         return tuple(word.partition(":")[0].strip() for word in text.split(","))
 
 
-def reason_against_hook(ddp: Any) -> str | None:
+def explain_no_hook(ddp: Any) -> str | None:
     """Return why this DDP instance gets no comm hook of ours, or None."""
     missing = [name for name in ATTRIBUTES if not hasattr(ddp, name)]
     if missing:
@@ -80,7 +80,7 @@ def reason_against_hook(ddp: Any) -> str | None:
     rounds = size & (size - 1) != 0  # dividing is not the same as multiplying with the inverse
     divides = ddp.gradient_as_bucket_view or getattr(ddp, "batched_grad_copy", False)
     reasons = {
-        OWN_HOOK: ddp._comm_hooks,
+        USER_HOOK: ddp._comm_hooks,
         "the Python reducer": ddp._use_python_reducer,
         "a delayed all-reduce of some parameters": ddp._delay_all_reduce_params,
         "DDP's mixed precision": ddp.mixed_precision is not None,
@@ -93,7 +93,7 @@ def reason_against_hook(ddp: Any) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def facts_of(ddp: Any) -> dict[str, Any]:
+def describe_model(ddp: Any) -> dict[str, Any]:
     """Return what a model row says of a DDP instance."""
     parameters = [p for p in ddp.module.parameters() if p.requires_grad]
     names = ("find_unused_parameters", "broadcast_buffers", "static_graph", "gradient_as_bucket_view")
@@ -106,19 +106,19 @@ def facts_of(ddp: Any) -> dict[str, Any]:
     }
 
 
-def gradient_marks(ddp: Any) -> list[tuple[int, int]]:
+def list_gradient_marks(ddp: Any) -> list[tuple[int, int]]:
     """Return marks of a model's gradients, some of which change in a backward that reaches the model."""
     gradients = [p.grad for p in ddp._module_parameters]
     return [(id(g), 0 if g is None else g._version) for g in gradients]
 
 
-def gradient_mark(ddp: Any) -> tuple[int, int] | None:
+def get_gradient_mark(ddp: Any) -> tuple[int, int] | None:
     """Return the mark of a model's first gradient, which is the same while it is kept; None without one."""
     gradients = (p.grad for p in ddp._module_parameters if p.grad is not None)
     return next(((id(g), g._version) for g in gradients), None)
 
 
-def searches(ddp: Any) -> bool:
+def is_searching(ddp: Any) -> bool:
     """Tell whether DDP searches each forward's graph for unused parameters."""
     return bool(getattr(ddp, "find_unused_parameters", False) and not getattr(ddp, "static_graph", False))
 
@@ -158,12 +158,12 @@ def is_captured() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
-def peak_bytes() -> int | None:
+def read_peak_bytes() -> int | None:
     """Return the most bytes that tensors of this process took on its GPU; None where it uses none."""
     return torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None
 
 
-def num_bytes(buffer: torch.Tensor) -> int:
+def count_bytes(buffer: torch.Tensor) -> int:
     """Return the size of a bucket; of a sparse gradient the size of its values."""
     values = buffer._values() if buffer.is_sparse else buffer
     return values.numel() * values.element_size()
@@ -187,7 +187,7 @@ def keep_traceable(original: Any, wrapped: Any) -> None:
         functional[wrapped] = functional[original]
 
 
-def before_finalizing(work: Any) -> None:
+def register_before_end(work: Any) -> None:
     """Have the engine call `work` at the end of this backward: before DDP's end, which is queued later."""
     try:
         torch.autograd.Variable._execution_engine.queue_callback(work)

@@ -38,10 +38,10 @@ class Race:
     def __init__(self, model: Model, ddp: Any) -> None:
         self.model, config = model, model.watch.config["race"]
         self.at, self.block, self.skipped = config["at"], config["block"], config["skipped"]
-        why = model.why or reducer.reason_against_race(ddp)
-        own = reducer.own_caps(ddp)
+        why = model.why or reducer.explain_no_race(ddp)
+        own = reducer.get_caps(ddp)
         given = {} if why else config["caps"]
-        asked = {name: reducer.cap_attributes(arguments) for name, arguments in given.items()}
+        asked = {name: reducer.make_cap_attributes(arguments) for name, arguments in given.items()}
         self.own = next((name for name, caps in asked.items() if caps == own), model.facts["bucket_cap_mb"])
         self.caps = {self.own: own, **asked}
         self.turns: list[str] = []
@@ -61,7 +61,7 @@ class Race:
         """Cap of a reducer that was built for the race."""
         self.has_rebuilt = self.was_captured = self.is_broken_off = self.is_over = False
         model.facts["bucket_cap_mb"] = self.own
-        self.note(config["note"])
+        self.write_note(config["note"])
         if why or len(self.caps) < 2:
             self.refuse(why or "the script has this cap already")
 
@@ -70,7 +70,7 @@ class Race:
         """The number of synchronised backwards after which the turn to come begins."""
         return int(self.at + self.place * self.block)
 
-    def before_forward(self, ddp: Any) -> None:
+    def begin_forward(self, ddp: Any) -> None:
         """Vote about the turn to come, or take it: no backward is pending."""
         count = self.model.count
         self.was_captured = self.was_captured or private.is_captured()
@@ -85,22 +85,22 @@ class Race:
     def vote(self, ddp: Any) -> None:
         """Tell the other ranks whether this one can take the turn to come."""
         model = self.model
-        self.voted_at, self.store = model.count, reducer.store_of(model.group)
+        self.voted_at, self.store = model.count, reducer.get_store(model.group)
         self.key = f"{KEY}/{model.number}/{self.place}/{model.sequence}"
-        self.why = self.reason_against(ddp) or self.reason_in_memory(ddp)
+        self.why = self.explain_refusal(ddp) or self.explain_memory(ddp)
         if self.why is None:
             self.store.add(self.key, 1)
 
     def decide(self, ddp: Any) -> None:
         """Take the turn that is due if all ranks can."""
-        why = self.why or self.reason_against(ddp)
+        why = self.why or self.explain_refusal(ddp)
         all_can = why is None and self.store.add(self.key, 0) == self.model.size
-        if self.why is None and self.settle(takes=all_can):
+        if self.why is None and self.decide_turn(takes=all_can):
             self.take_turn(ddp)
         else:
             self.refuse(why or "not all ranks could take their turn")
 
-    def settle(self, *, takes: bool) -> bool:
+    def decide_turn(self, *, takes: bool) -> bool:
         """Return whether all ranks take the turn: as this one says, unless another was first."""
         return bool(self.store.compare_set(f"{self.key}/taken", "", "yes" if takes else "no") == b"yes")
 
@@ -117,31 +117,31 @@ class Race:
     def refuse(self, why: str) -> None:
         """Break the race off; a reducer that was built anew gets the script's own cap in a later turn."""
         if not self.is_broken_off:
-            self.note(f"the race of bucket caps ended: {why}")
+            self.write_note(f"the race of bucket caps ended: {why}")
         self.is_broken_off, self.key = True, ""
         self.place += 1
         self.is_over = not self.has_rebuilt or self.place > len(self.turns)
 
-    def note(self, text: str) -> None:
+    def write_note(self, text: str) -> None:
         """Write a note for the user."""
         self.model.watch.rows.write(kind="note", rank=self.model.watch.rank, text=text)
 
-    def reason_against(self, ddp: Any) -> str | None:
+    def explain_refusal(self, ddp: Any) -> str | None:
         """Return why this rank cannot build its reducer anew, or None."""
         model = self.model
-        own_hook = private.OWN_HOOK if ddp._comm_hooks or model.inner is not None else None
+        own_hook = private.USER_HOOK if ddp._comm_hooks or model.inner is not None else None
         captured = "its steps were captured in a CUDA graph" if self.was_captured else None
-        return model.why or own_hook or captured or reducer.reason_against_race(ddp)
+        return model.why or own_hook or captured or reducer.explain_no_race(ddp)
 
-    def reason_in_memory(self, ddp: Any) -> str | None:
+    def explain_memory(self, ddp: Any) -> str | None:
         """Return how much memory is missing for another set of buckets, or None."""
         needed = MIN_FREE * self.model.facts["num_bytes"]
-        free = free_bytes(ddp._module_parameters[0].device)
+        free = read_free_bytes(ddp._module_parameters[0].device)
         if free is None or free >= needed:
             return None
         return f"{free >> 20} MiB of memory are free, and new buckets may need {needed >> 20}"
 
-    def labels(self) -> dict[str, Any]:
+    def get_labels(self) -> dict[str, Any]:
         """Return what the row of a synchronised backward says of the race."""
         if self.cap is None:
             return {}
@@ -150,7 +150,7 @@ class Race:
 
     def leave(self, ddp: Any, *, in_forward: bool) -> None:
         """End the race after an error of the watch; a turn that another rank has begun is taken yet."""
-        if self.is_over or not self.key or not self.settle(takes=False):
+        if self.is_over or not self.key or not self.decide_turn(takes=False):
             return
         if in_forward:
             self.take_turn(ddp)
@@ -164,7 +164,7 @@ class Race:
         handle = ddp.register_forward_pre_hook(take_turn)
 
 
-def free_bytes(device: torch.device) -> int | None:
+def read_free_bytes(device: torch.device) -> int | None:
     """Return the bytes of memory that this rank may take, or None where the system does not say."""
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.nn.parallel import distributed
 
-from .private import Ddp, differing_names
+from .private import Ddp, find_differing_names
 
 CapConfig: Any = getattr(distributed, "_BucketCapacityConfig", None)
 """Class of DDP's bucket caps, from torch 2.14 on."""
@@ -40,26 +40,26 @@ CAPS = ("bucket_bytes_cap", "bucket_bytes_cap_list", "bucket_bytes_cap_default",
 """Attributes of a DDP instance that hold its bucket caps; the last one with CapConfig."""
 
 
-def caps_text(ddp: Any) -> str:
+def format_caps(ddp: Any) -> str:
     """Write the bucket caps of a DDP instance as `--bucket-cap-mb` takes them."""
     # With a list torch 2.14 takes the cap for its default.
     uniform = [] if getattr(ddp, "bucket_bytes_cap_default", True) else [ddp.bucket_bytes_cap]
-    return "/".join(map(cap_in_mib, getattr(ddp, "bucket_bytes_cap_list", None) or uniform)) or "default"
+    return "/".join(map(format_cap_mib, getattr(ddp, "bucket_bytes_cap_list", None) or uniform)) or "default"
 
 
-def cap_in_mib(num_bytes: int) -> str:
+def format_cap_mib(num_bytes: int) -> str:
     """Write a cap in MiB as the script names it: the shortest number of which DDP makes so many bytes."""
     mib = num_bytes / 2**20
     shorter = (float(f"{mib:.{digits}g}") for digits in range(1, 12))
     return f"{next((cap for cap in shorter if int(cap * 2**20) == num_bytes), mib):.12g}"
 
 
-def own_caps(ddp: Any) -> dict[str, Any]:
+def get_caps(ddp: Any) -> dict[str, Any]:
     """Return the attributes of a DDP instance that hold its bucket caps."""
     return {name: getattr(ddp, name) for name in CAPS if hasattr(ddp, name)}
 
 
-def cap_attributes(given: Mapping[str, Any]) -> dict[str, Any]:
+def make_cap_attributes(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return what CAPS are after these arguments of DDP's constructor."""
     sizes = [int(cap * 2**20) for cap in given.get("bucket_cap_mb_list", ())]
     largest = max(sizes, default=int(given.get("bucket_cap_mb", 25) * 2**20))
@@ -70,9 +70,9 @@ def cap_attributes(given: Mapping[str, Any]) -> dict[str, Any]:
     return caps
 
 
-def reason_against_race(ddp: Any) -> str | None:
+def explain_no_race(ddp: Any) -> str | None:
     """Return why the reducer of this DDP instance must not be built anew, or None."""
-    differing = differing_names(RACE_FUNCTIONS)
+    differing = find_differing_names(RACE_FUNCTIONS)
     read = Ddp._ddp_init_helper.__code__.co_names
     caps = CAPS[-1:] if CapConfig else CAPS[:-1]
     differing += [name for name in caps if name not in read or not hasattr(ddp, name)]
@@ -97,7 +97,7 @@ def has_compiled() -> bool:
     return bool(counters["frames"]["ok"])
 
 
-def store_of(group: Any) -> Any:
+def get_store(group: Any) -> Any:
     """Return the store by which the ranks of a process group have found each other."""
     return c10d._get_process_group_store(group)
 

@@ -83,7 +83,7 @@ class Setup:
         self.search_s, self.sent, self.accumulated = 0.0, 0, 0
         self.loading_s, self.loading_since_s = 0.0, 0.0
 
-    def take(self) -> dict[str, Any]:
+    def take_row(self) -> dict[str, Any]:
         """Return what the row of a step says, and begin the next one."""
         sent = 0 if self.watch.num_models else private.count_collectives()
         seconds = {"search_s": round(self.search_s, 7), "loading_s": round(self.loading_s, 7)}
@@ -91,21 +91,21 @@ class Setup:
         self.search_s, self.loading_s, self.sent, self.accumulated = 0.0, 0.0, sent, 0
         return seconds | counts
 
-    def before_init(self, made: Any) -> Any:
+    def keep_made(self, made: Any) -> Any:
         """Pass on what is about to be made."""
         return made
 
-    def after_model(self, ddp: Any) -> None:
+    def note_model(self, ddp: Any) -> None:
         """Note who has wrapped a model in DDP."""
         self.callers[ddp] = find_caller()
 
-    def after_replicas(self, model: Any) -> None:
+    def note_replicas(self, model: Any) -> None:
         """Note a DataParallel on several devices."""
         if len(getattr(model, "device_ids", ())) > 1:
             row = {"how": "DataParallel", "devices": len(model.device_ids), **find_caller()}
             self.watch.rows.write(kind="parallel", rank=self.watch.rank, **row)
 
-    def after_loader(self, loader: Any) -> None:
+    def note_loader(self, loader: Any) -> None:
         """Note who has made a loader."""
         sampler = getattr(loader, "batch_sampler", None)
         if sampler is None:
@@ -113,7 +113,7 @@ class Setup:
         with contextlib.suppress(TypeError):  # a list may be a sampler, too
             self.callers[sampler] = find_caller()
 
-    def before_batch(self, iterator: Any) -> None:
+    def note_batch(self, iterator: Any) -> None:
         """Note whose batch comes next."""
         sampler, begins, facts = private.describe_loading(iterator)
         with contextlib.suppress(TypeError):
@@ -124,7 +124,7 @@ class Setup:
             self.loaders[sampler].begins |= begins
             self.latest = weakref.ref(sampler)
 
-    def before_backward(self) -> None:
+    def note_backward(self) -> None:
         """Note that the latest batch is trained on."""
         sampler = self.latest and self.latest()
         loader = None if sampler is None else self.loaders.get(sampler)
@@ -139,12 +139,12 @@ class Setup:
         if any(isinstance(one, tensor) for group in optimizer.param_groups for one in group["params"]):
             self.watch.rows.write(kind="parallel", rank=self.watch.rank, how="DTensor")
 
-    def before_search(self, ddp: Any) -> float | None:
+    def begin_search(self, ddp: Any) -> float | None:
         """Begin the search for unused parameters, where DDP is told to search."""
-        is_asked = private.searches(ddp) and torch.is_grad_enabled() and self.watch.is_ours()
+        is_asked = private.is_searching(ddp) and torch.is_grad_enabled() and self.watch.is_ours()
         return now() if is_asked else None
 
-    def after_search(self, begin: float | None) -> None:
+    def end_search(self, begin: float | None) -> None:
         """End the search."""
         if begin is not None:
             self.search_s += now() - begin

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from . import private
 from .buckets import Model
-from .clock import Clock, Taken
+from .clock import PartClock, Taken
 from .moments import HostMoments, find_moments
 from .rows import Rows
 from .setup import Setup, describe_process, find_caller
@@ -36,9 +36,9 @@ class Watch:
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
-        """Folder, launch (name), steps, hook_at, probes, seed and race (or null), made by `config_of`."""
+        """Folder, launch (name), steps, hook_at, probes, seed and race (or null), made by `make_config`."""
         self.rows = Rows(config)
-        names = private.differing_names()
+        names = private.find_differing_names()
         self.unsupported = f"this torch differs in {', '.join(names)}" if names else None
         self.hidden: list[Any] = []
         self.setup = Setup(self)
@@ -49,7 +49,7 @@ class Watch:
         """Begin anew, at the start and in a forked child."""
         self.is_on, self.thread, self.rank, self.n, self.num_models = True, 0, 0, 0, 0
         self.moments, self.overhead = HostMoments(), 0.0
-        self.clock = Clock(self.moments)
+        self.clock = PartClock(self.moments)
         self.untold: deque[tuple[Taken, dict[str, Any]]] = deque()
         """Steps whose end the GPU has not reached, each with its row as far as it is known."""
         self.models: weakref.WeakKeyDictionary[Any, Model] = weakref.WeakKeyDictionary()
@@ -80,7 +80,7 @@ class Watch:
             text = f"the watch ended after an error of its own, in {where}"
             with contextlib.suppress(Exception):
                 self.rows.write(kind="note", rank=self.rank, text=text)
-            self.leave_races(arguments[0] if work == self.before_forward else None)
+            self.leave_races(arguments[0] if work == self.begin_forward else None)
             return None
 
     def leave_races(self, begun: Any) -> None:
@@ -98,7 +98,7 @@ class Watch:
         """Tell whether this thread trains; the first that begins a part of training does."""
         if not self.thread and begins:
             self.thread, self.moments = threading.get_ident(), find_moments()
-            self.clock = Clock(self.moments)
+            self.clock = PartClock(self.moments)
             self.write_start()
         return self.thread == threading.get_ident()
 
@@ -134,7 +134,7 @@ class Watch:
         self.syncs.append(sync)
         self.count(f"sync{sync['model']}")
 
-    def before_forward(self, ddp: Any) -> int | None:
+    def begin_forward(self, ddp: Any) -> int | None:
         """Begin a forward of DDP; with gradients it may end a step, and bring in the hook."""
         if not self.is_ours(begins=torch.is_grad_enabled()):
             return None
@@ -147,55 +147,55 @@ class Watch:
             model = self.models[ddp] = Model(self, ddp, self.num_models)
             self.num_models += 1
         if model.race is not None:
-            model.race.before_forward(ddp)
+            model.race.begin_forward(ddp)
         if ddp.require_backward_grad_sync:
-            model.hook_in(ddp)
+            model.register_hook(ddp)
         self.count(f"forward{model.number}")
         return self.clock.enter("forward")
 
-    def before_buffers(self, _ddp: Any) -> int | None:
+    def begin_buffers(self, _ddp: Any) -> int | None:
         """Begin the broadcast of buffers."""
         return self.clock.enter("buffers") if self.is_ours() else None
 
-    def before_collective(self, *_given: Any) -> int | None:
+    def begin_collective(self, *_given: Any) -> int | None:
         """Begin a collective of the script's own."""
         return self.clock.enter("collectives") if self.is_ours() else None
 
-    def before_batch(self, iterator: Any) -> int | None:
+    def begin_batch(self, iterator: Any) -> int | None:
         """Begin the wait for a batch."""
-        self.setup.before_batch(iterator)
+        self.setup.note_batch(iterator)
         if not self.is_ours():
             return None
         self.open_optimizers.clear()  # one that has raised
         self.setup.loading_since_s = time.thread_time()
         return self.clock.enter("data")
 
-    def after_batch(self, depth: int | None) -> None:
+    def end_batch(self, depth: int | None) -> None:
         """End the wait for a batch."""
         if depth is not None:
             self.setup.loading_s += time.thread_time() - self.setup.loading_since_s
             self.clock.leave(depth)
 
-    def before_backward(self, *_tensors: Any) -> int | None:
+    def begin_backward(self, *_tensors: Any) -> int | None:
         """Begin a backward."""
         if not self.is_ours(begins=True):
             return None
         self.backwards += 1
         if self.backwards == 1:
             self.count("backward")
-            self.setup.before_backward()
+            self.setup.note_backward()
             self.backward_begin = self.moments.now()
             self.find_kept_gradients()
             waiting = [(d, m) for d, m in self.models.items() if m.is_pending and m.hooked_in is None]
-            self.marks = [(ddp, model, private.gradient_marks(ddp)) for ddp, model in waiting]
+            self.marks = [(ddp, model, private.list_gradient_marks(ddp)) for ddp, model in waiting]
         return self.clock.enter("backward")
 
-    def after(self, depth: int | None) -> None:
+    def end_part(self, depth: int | None) -> None:
         """End a part."""
         if depth is not None:
             self.clock.leave(depth)
 
-    def after_backward(self, depth: int | None) -> None:
+    def end_backward(self, depth: int | None) -> None:
         """End a backward: find the models without our hook that it has synchronised."""
         if depth is None:
             return
@@ -205,17 +205,17 @@ class Watch:
             return
         marks, self.marks = self.marks, []
         for ddp, model, before in marks:
-            if model.is_pending and private.gradient_marks(ddp) != before:
+            if model.is_pending and private.list_gradient_marks(ddp) != before:
                 model.begin_sync(hooked=False)
         for ddp, model in self.models.items():
             if model.has_synced:
-                model.has_synced, model.mark = False, private.gradient_mark(ddp)
+                model.has_synced, model.mark = False, private.get_gradient_mark(ddp)
         for sync in self.syncs:
             sync.setdefault("end", self.clock.taken.end)
         for model in self.models.values():
-            model.release()  # where the backward has raised
+            model.release_buckets()  # where the backward has raised
 
-    def before_optimizer(self, optimizer: Any) -> None:
+    def begin_optimizer(self, optimizer: Any) -> None:
         """Begin an optimizer's step, but for those that run within a backward."""
         if not self.is_ours(begins=True) or (self.backwards and not self.open_optimizers):
             return
@@ -223,7 +223,7 @@ class Watch:
             self.optimizer_depth = self.clock.enter("optimizer")
         self.open_optimizers.append(id(optimizer))
 
-    def after_optimizer(self, optimizer: Any) -> None:
+    def end_optimizer(self, optimizer: Any) -> None:
         """End an optimizer's step; the outermost one after a synchronised backward ends the training step."""
         if not self.is_ours() or id(optimizer) not in self.open_optimizers:
             return
@@ -231,12 +231,12 @@ class Watch:
         if self.open_optimizers:
             return
         self.clock.leave(self.optimizer_depth)
-        self.count(f"optimizer{self.number_of(optimizer)}")
+        self.count(f"optimizer{self.assign_number(optimizer)}")
         if self.syncs or not self.has_synced:
             self.has_cut_at_optimizer = self.has_cut_at_optimizer or bool(self.syncs)
             self.cut()
 
-    def number_of(self, optimizer: Any) -> int:
+    def assign_number(self, optimizer: Any) -> int:
         """Return the number of an optimizer, in the order of their first steps."""
         if optimizer not in self.numbers:
             self.setup.note_optimizer(optimizer)
@@ -248,11 +248,11 @@ class Watch:
         """End a step; after the last step end the watch."""
         self.n += 1
         row = {"n": self.n, "signature": self.signature, "syncs": self.syncs}
-        row |= {"overhead_s": round(self.overhead, 7), **self.setup.take()}
+        row |= {"overhead_s": round(self.overhead, 7), **self.setup.take_row()}
         self.untold.append((self.clock.cut(), row))
         self.overhead = 0.0
         self.begin_step()
-        self.tell_steps()
+        self.write_steps()
         if self.n % UNUSED_EVERY == 0:
             self.note_unused()
         races = [model.race for model in self.models.values() if model.race is not None]
@@ -260,15 +260,15 @@ class Watch:
         if is_done and all(race.is_over for race in races):
             self.end()
 
-    def tell_steps(self) -> None:
+    def write_steps(self) -> None:
         """Write the rows of the steps whose end is past, in their order."""
         while self.untold and self.moments.is_past(self.untold[0][0].end):
             taken, row = self.untold.popleft()
-            syncs = [relative(sync, taken) for sync in row["syncs"]]
-            parts = taken.parts_s()
+            syncs = [make_relative(sync, taken) for sync in row["syncs"]]
+            parts = taken.get_parts_s()
             step_s = sum(parts.values())
-            lags_s = self.moments.lags_s(taken.start, [end for _, end in taken.marks], step_s)
-            marks = zip(taken.marks_s(), lags_s, strict=True) if lags_s else ()
+            lags_s = self.moments.compute_lags_s(taken.start, [end for _, end in taken.marks], step_s)
+            marks = zip(taken.get_marks_s(), lags_s, strict=True) if lags_s else ()
             self.rows.write(
                 kind="step",
                 rank=self.rank,
@@ -283,7 +283,7 @@ class Watch:
     def find_kept_gradients(self) -> None:
         """Find models whose gradients are still those that a backward of this step has averaged."""
         for ddp, model in self.models.items():
-            model.keeps = model.mark is not None and private.gradient_mark(ddp) == model.mark
+            model.keeps = model.mark is not None and private.get_gradient_mark(ddp) == model.mark
             if model.keeps and not model.facts.get("kept_at"):
                 model.facts["kept_at"] = find_caller()["line"]
                 model.write_row()
@@ -291,7 +291,7 @@ class Watch:
     def note_unused(self) -> None:
         """Write of models that search for unused parameters whether there were any."""
         for ddp, model in self.models.items():
-            if private.searches(ddp):
+            if private.is_searching(ddp):
                 unused = private.has_unused(ddp)
                 if unused != model.facts.get("unused"):
                     model.facts["unused"] = unused
@@ -301,31 +301,31 @@ class Watch:
         """End the watch: from here on the hooks only pass on."""
         if self.is_on and self.n:
             self.guard(self.note_unused)
-            self.guard(self.tell_last_steps)
+            self.guard(self.write_last_steps)
             self.is_on = False
-            self.rows.write(kind="end", rank=self.rank, peak_bytes=private.peak_bytes())
+            self.rows.write(kind="end", rank=self.rank, peak_bytes=private.read_peak_bytes())
 
-    def tell_last_steps(self) -> None:
+    def write_last_steps(self) -> None:
         """Write the rows of the last steps; a GPU that does not come to their end keeps nobody waiting."""
         deadline_s = now() + MAX_FLUSH_S
-        self.tell_steps()
+        self.write_steps()
         while self.untold and now() < deadline_s:
             time.sleep(0.001)
-            self.tell_steps()
+            self.write_steps()
 
 
-def relative(sync: dict[str, Any], taken: Taken) -> dict[str, Any]:
+def make_relative(sync: dict[str, Any], taken: Taken) -> dict[str, Any]:
     """Return a sync as its row has it, with times from the start of its step."""
     done, sent = sync.get("done"), sync.get("sent")
 
-    def since_start(moment: Any) -> float:
-        return round(taken.moments.seconds(taken.start, moment), 7)
+    def compute_since_start(moment: Any) -> float:
+        return round(taken.moments.compute_seconds(taken.start, moment), 7)
 
     names: tuple[str, ...] = ("model", "k", "probe", "bytes", "cap", "round")
     row: dict[str, Any] = {name: sync[name] for name in names if name in sync}
-    row["begin_s"] = since_start(sync["begin"])
-    row["ready_s"] = [*map(since_start, sync["ready"])]
-    row["end_s"] = since_start(sync.get("end", taken.end))
+    row["begin_s"] = compute_since_start(sync["begin"])
+    row["ready_s"] = [*map(compute_since_start, sync["ready"])]
+    row["end_s"] = compute_since_start(sync.get("end", taken.end))
     if sent is not None and done is not None:
-        row["alone_s"] = round(taken.moments.seconds(sent, done), 7)
+        row["alone_s"] = round(taken.moments.compute_seconds(sent, done), 7)
     return row

@@ -17,7 +17,7 @@ from typing import Any
 SITE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib would delay every start
 RANKS = os.path.join(os.path.dirname(SITE), "ranks")  # noqa: PTH118, PTH120
 CONFIG_ENV = "_DDP_BENCH_WATCH"
-"""Environment variable with the configuration as JSON, made by `config_of`."""
+"""Environment variable with the configuration as JSON, made by `make_config`."""
 
 PACKAGE = "_ddp_bench_watch"
 """Private name of the package that is loaded from its file: `bench`, `report` and `models` are the user's."""
@@ -67,7 +67,7 @@ class Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def load_hidden() -> None:
+def run_hidden() -> None:
     """Run the sitecustomize that this one hides, as Python would have without us."""
     sys.path[:] = others = [path for path in sys.path if os.path.abspath(path) != SITE]  # noqa: PTH100
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
@@ -85,4 +85,4 @@ def begin() -> None:
 if __name__ == "sitecustomize":
     if os.environ.get(CONFIG_ENV):
         begin()
-    load_hidden()
+    run_hidden()
