@@ -82,7 +82,7 @@ def figures_of(name, run, source):
         formed |= fitted[case_id]["images_per_s"].compute_interval().exponentiate().to_columns(FITTED)
         formed["measured_ms"] = 1000 * float(row["global_batch"]) / formed["images_per_s"]
         if (case := held.get(case_id)) is not None:
-            formed |= case.predicted_ms.columns("predicted_ms")
+            formed |= case.predicted_ms.to_columns("predicted_ms")
             formed |= by_rules(source, scenario_of(found))
         yield found | {name: f"{figure:.10g}" for name, figure in formed.items()}
 

@@ -22,7 +22,7 @@ from ..machine.manifest import Manifest
 from ..plan.case_settings import DDP_DEFAULTS, MODE_DEFAULTS, STEP_DEFAULTS
 from ..plan.modes import RANK_PER_DEVICE
 from ..results.aggregate import compute_metrics_by_round, estimate_cases
-from ..results.blocks import assign_block_numbers
+from ..results.block_rows import assign_block_numbers
 from ..results.case_columns import IDENTITY, METRICS
 from ..results.case_result import CaseResult
 from ..results.round_times import ByRound

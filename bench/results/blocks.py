@@ -1,16 +1,12 @@
-"""The blocks of a run, each a phase of a case in one round: a line of its log, a row a rank in blocks.csv."""
+"""The blocks of a run, each a phase of a case in one round: a line of its log."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
-import pandas as pd
 from msgspec import Meta
 
 from ..machine.records import Count
@@ -18,19 +14,9 @@ from ..plan.settings import MAX_DEVICES
 from .block_times import BlockTimes
 from .columns import MAX_NUMBER, MIN_NUMBER, PHASES
 
-_BLOCK_DEFAULTS: Mapping[str, Any] = {"case_id": "", "phase": "", "round": 0, "launch": 1, "started_s": 0.0}
-"""Columns in which the ranks of a block agree, and what an empty cell means."""
-
-_TEXTS = ("host", "steps_ms", "detail")
-_RANK_COLUMNS = ("rank", "num_steps", "block_ms", *_TEXTS)
-
-_PIECE_ROWS = 50_000
-"""Rows that are held as Python's objects at a time."""
-
 _ROW_BYTES = 100
 """Bytes of the numbers and separators in a row of blocks.csv, at most."""
 
-Numbers = npt.NDArray[np.int64]
 _Rank = Annotated[int, Meta(ge=0, le=MAX_DEVICES)]
 _NumSteps = Annotated[int, Meta(ge=1, le=10**15)]
 Milliseconds = Annotated[float, Meta(ge=MIN_NUMBER, le=MAX_NUMBER)]
@@ -91,46 +77,3 @@ class Block(msgspec.Struct, frozen=True, tag_field="event", tag="block"):
         texts = sum(len(text) for texts in (self.hosts, self.steps_ms) for text in texts if text)
         details = sum(len(text) + text.count('"') for text in self.details if text)
         return len(self.ranks) * (len(self.case_id) + _ROW_BYTES) + texts + details
-
-
-def assign_block_numbers(frame: pd.DataFrame) -> Numbers:
-    """Number each row's block, ascending by case, phase and round."""
-    found = np.zeros(len(frame), np.int64)
-    for name in ("case_id", "phase", "round"):
-        codes, values = pd.factorize(frame[name], sort=True)
-        found = found * len(values) + codes
-    return found
-
-
-def find_starts(numbers: Numbers) -> npt.NDArray[np.intp]:
-    """Find the places at which another number begins."""
-    return np.flatnonzero(np.diff(numbers, prepend=-1))
-
-
-def group_blocks(frame: pd.DataFrame, *, with_texts: bool = True) -> Iterator[Block]:
-    """Make the blocks of a blocks.csv, by case, phase and round.
-
-    Hosts, single steps and details, which take most of the time, only `with_texts`.
-    """
-    numbers = assign_block_numbers(frame)
-    order = np.argsort(numbers, kind="stable")
-    starts = find_starts(numbers[order])
-    common = (
-        frame[name].iloc[order[starts]].fillna(usual).tolist() for name, usual in _BLOCK_DEFAULTS.items()
-    )
-    columns = [
-        frame[name].astype(object).where(frame[name].notna(), None).to_numpy()
-        if name in _TEXTS
-        else frame[name].to_numpy()
-        for name in _RANK_COLUMNS
-        if with_texts or name not in _TEXTS
-    ]
-    begun = held = 0
-    for (start, end), told in zip(
-        pairwise([*starts.tolist(), len(frame)]), zip(*common, strict=True), strict=True
-    ):
-        if end > held:
-            begun, held = start, max(start + _PIECE_ROWS, end)
-            cells = [column[order[begun:held]].tolist() for column in columns]
-            cells += [[]] * (len(_RANK_COLUMNS) - len(cells))
-        yield Block(*told, *(column[start - begun : end - begun] for column in cells))

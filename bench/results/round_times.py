@@ -20,8 +20,9 @@ import pandas as pd
 from ..machine.gpus import ClockReason
 from ..stats.fit import FITTED_PHASES, FittedSteps
 from ..stats.interval import Samples
+from .block_rows import group_blocks
 from .block_times import DEVICE_ALLOCS, GPUS
-from .blocks import Block, group_blocks
+from .blocks import Block
 from .case_columns import CASES
 
 ByRound: TypeAlias = dict[int, float]

@@ -20,7 +20,7 @@ from ..plan.modes import RANK_PER_DEVICE
 from ..plan.sweep import hash_plan
 from ..stats.fit import FittedSteps
 from .archive import open_run_folder
-from .blocks import group_blocks
+from .block_rows import group_blocks
 from .case_columns import FILES
 from .case_result import CaseResult, read_case_results
 from .columns import list_records, make_frame

@@ -22,7 +22,8 @@ import pandas as pd
 
 from ..common.errors import UsageError
 from ..common.text import decode_csv_cell, escape_csv_cell
-from .blocks import Block, assign_block_numbers, find_starts
+from .block_rows import assign_block_numbers, find_starts
+from .blocks import Block
 from .columns import BLOCKS, DTYPES, MIN_NUMBER, Column, make_frame
 from .disk import MAX_CSV_BYTES, MAX_LINE, MAX_TABLE_BYTES, open_text
 

@@ -22,7 +22,7 @@ mode = build_mode(case, workload.module(), cluster.place, cluster.group(n, "gloo
 source = open_source(workload, data="device", batch_size=16, rank=cluster.rank, world_size=n,
                      device=cluster.place.device, seed=0)
 trainer = Trainer(case, mode, workload, source)
-inputs, targets = source.next()
+inputs, targets = source.get_batch()
 model, optimizer, clock = mode.wrapped, trainer.optimizer, make_clock(cluster.place.device)
 
 def suite(steps):

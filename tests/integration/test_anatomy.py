@@ -239,7 +239,7 @@ def test_a_step_without_communication_leaves_gradients_local_and_the_next_step_w
 out = []
 for settings in ({}, {"static_graph": True}, {"gradient_as_bucket_view": True}, {"accumulate": 2}):
     trainer = made(**settings)
-    trainer.local_step()
+    trainer.step_locally()
     local = cluster.gather(gradients(trainer).norm().item())
     assert trainer.mode.ddp.require_forward_param_sync, "the next forward broadcasts buffers again"
     trainer.step()

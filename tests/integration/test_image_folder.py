@@ -56,7 +56,7 @@ def _reds(images):
 
 
 def _epoch(source, num_steps):
-    return [red for _ in range(num_steps) for red in _reds(source.next()[0])]
+    return [red for _ in range(num_steps) for red in _reds(source.get_batch()[0])]
 
 
 def _loaders():
@@ -66,7 +66,7 @@ def _loaders():
 
 def test_images_arrive_at_the_workloads_size_normalised(tmp_path):
     source = _open(_fill(tmp_path, 4))
-    images, targets = source.next()
+    images, targets = source.get_batch()
     assert images.shape == (2, 3, 8, 8)
     assert images.dtype == torch.float32
     assert targets.tolist() == [0, 0]
@@ -114,7 +114,7 @@ def test_classes_are_the_subfolders_with_images(tmp_path):
     assert found.classes == ["cat", "dog"]
     paths = [tmp_path / "cat" / "deep" / "b.jpg", tmp_path / "dog" / "a.png"]
     assert found.samples == [(str(path), target) for target, path in enumerate(paths)]
-    images, targets = _open(tmp_path).next()
+    images, targets = _open(tmp_path).get_batch()
     assert dict(zip(_reds(images), targets.tolist(), strict=True)) == {0: 0, 1: 1}
 
 
@@ -139,7 +139,7 @@ def test_a_link_to_a_folder_above_it_is_refused(way, tmp_path):
 def test_every_colour_mode_becomes_rgb(tmp_path, name, mode):
     _paint(tmp_path / name, 200, mode=mode)
     assert check_folder(tmp_path) == 1
-    assert _open(tmp_path, batch_size=1).next()[0].shape == (1, 3, 8, 8)
+    assert _open(tmp_path, batch_size=1).get_batch()[0].shape == (1, 3, 8, 8)
 
 
 def test_a_run_checks_the_folder_before_it_begins(tmp_path):
@@ -235,7 +235,7 @@ def test_loader_processes_that_are_no_forks_need_nothing_of_the_users(tmp_path, 
     monkeypatch.setattr(f"{__name__}.WORKLOAD", replace(WORKLOAD, loss=lambda outputs, _: outputs.sum()))
     try:
         source = _open(_fill(tmp_path, 8), num_workers=1)
-        assert source.next()[0].shape == (2, 3, 8, 8)
+        assert source.get_batch()[0].shape == (2, 3, 8, 8)
         source.pause()
         source.close()
     finally:
@@ -253,7 +253,7 @@ source = open_source(
     make_resnet_workload("resnet20", 8), data=sys.argv[1], batch_size=2, rank=0, world_size=1,
     device=torch.device("cpu"), seed=0, num_workers=2,
 )
-source.next()
+source.get_batch()
 workers = [worker.pid for worker in multiprocessing.active_children()]
 for worker in workers:
     os.kill(worker, signal.SIGSTOP)

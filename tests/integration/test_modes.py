@@ -56,7 +56,7 @@ for _ in range(3):
 apart = ((weights(zero) - weights(plain)).norm() / weights(plain).norm()).item()
 states = [len(plain.optimizer.state), len(zero.optimizer.optim.state)]
 with Collectives() as local:
-    zero.local_step()
+    zero.step_locally()
 with Collectives() as whole:
     zero.step()
 others = weights(zero).clone()

@@ -115,7 +115,7 @@ def plain(workload, case, num_steps=2):
                 is_last = micro == case.accumulate - 1
                 begin_draws(0, step, micro, cluster.rank)
                 with contextlib.nullcontext() if is_last else ddp.no_sync():
-                    (loss(ddp, source.next()) / case.accumulate).backward()
+                    (loss(ddp, source.get_batch()) / case.accumulate).backward()
             optimizer.step()
     return {{name: one.detach().clone() for name, one in module.state_dict().items()}}
 def apart(workload, in_order=False, **settings):

@@ -51,7 +51,7 @@ def singles():
         )
         if row["run"].startswith("tune/"):  # nothing but steps was measured
             again = step.compute_interval().exponentiate().invert(1000 * batch)
-            assert again.to_columns("") == pytest.approx(interval_of(row, FITTED).columns(""), rel=1e-5)
+            assert again.to_columns("") == pytest.approx(interval_of(row, FITTED).to_columns(""), rel=1e-5)
         rate = replace(step, value=math.log(1000 * batch) - step.value)
         found.append((row, rate, list(steps[SINGLE].values())))
     return found

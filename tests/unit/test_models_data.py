@@ -50,15 +50,15 @@ def same(one, other):
 
 @pytest.mark.parametrize("data", ["device", "host"])
 def test_a_ranks_batch_depends_on_seed_and_rank_only(data):
-    first = opened(data, rank=1, world_size=2).next()
-    assert same(first, opened(data, rank=1, world_size=8).next())
-    assert not same(first, opened(data, rank=0, world_size=2).next())
-    assert not same(first, opened(data, rank=1, world_size=2, seed=7).next())
+    first = opened(data, rank=1, world_size=2).get_batch()
+    assert same(first, opened(data, rank=1, world_size=8).get_batch())
+    assert not same(first, opened(data, rank=0, world_size=2).get_batch())
+    assert not same(first, opened(data, rank=1, world_size=2, seed=7).get_batch())
 
 
 def test_neighbouring_seeds_and_ranks_do_not_share_batches():
     each = [{"rank": rank, "seed": seed} for rank in range(3) for seed in (-1, 0, 1)]
-    sums = {opened("device", **given).next()[0].sum().item() for given in each}
+    sums = {opened("device", **given).get_batch()[0].sum().item() for given in each}
     assert len(sums) == 9
 
 
@@ -108,7 +108,7 @@ def test_a_batch_on_the_device_that_a_loss_changes_is_a_new_one_in_every_step():
     made = Workload(name="own", module=torch.nn.Identity, batch=named, batch_loss=lambda model, _: model(0))
     source, seen = opened("device", made, batch_size=3), []
     for _ in range(4):
-        batch = source.next()
+        batch = source.get_batch()
         seen.append(batch["ids"].clone())
         batch["ids"].add_(1)
         del batch["scale"]
@@ -127,16 +127,16 @@ def test_lists_of_an_entry_a_row_are_cut_with_the_tensors():
 def test_a_batch_of_any_nesting_comes_from_each_source():
     made = Workload(name="own", module=torch.nn.Identity, batch=named, batch_loss=lambda model, _: model(0))
     sources = {data: opened(data, made, batch_size=3) for data in ("device", "host")}
-    first = {data: source.next() for data, source in sources.items()}
+    first = {data: source.get_batch() for data, source in sources.items()}
     for batch in first.values():
         assert batch["ids"].shape == (3, 4)
         assert torch.equal(batch["more"][0], batch["ids"] > 3)
         assert (batch["more"][1], batch["scale"]) == (None, 2.0)
     assert torch.equal(first["device"]["ids"], first["host"]["ids"])
-    again = [sources["device"].next() for _ in range(2)]
+    again = [sources["device"].get_batch() for _ in range(2)]
     assert again[0]["ids"].data_ptr() == again[1]["ids"].data_ptr(), "it stays where it is"
     assert again[0] is not again[1], "in containers of its own"
-    other, *_, copied = [sources["host"].next() for _ in range(4)]
+    other, *_, copied = [sources["host"].get_batch() for _ in range(4)]
     assert not torch.equal(other["ids"], first["host"]["ids"])
     assert torch.equal(copied["ids"], first["host"]["ids"]), "the pool of four begins again"
     assert copied["more"][0].data_ptr() != first["host"]["more"][0].data_ptr(), "every tensor is a copy"
@@ -157,7 +157,7 @@ def test_a_corrupt_image_ends_the_step_that_would_train_on_it(folder):
 
     source, seen = opened(str(folder), batch_size=2), []
     with pytest.raises(UsageError, match=r"05\.png"):
-        seen.extend(source.next() for _ in range(7))
+        seen.extend(source.get_batch() for _ in range(7))
     assert 0 < len(seen) < 6
 
 

@@ -301,9 +301,9 @@ def here(tmp_path, monkeypatch):
 
 
 def calls(path):
-    """Calls of `command` in a module."""
+    """Calls of `format_command` in a module."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("command", "cli.format_command"):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("format_command", "cli.format_command"):
             yield node
 
 

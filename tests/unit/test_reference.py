@@ -104,7 +104,7 @@ def squares(case, num_steps):
     split = split_batch(case)
     opened = sources(split.num_sources, split.batch_size, case.data)
     return [
-        fmean(float((s.next()[0] ** 2).mean()) for _ in range(case.accumulate) for s in opened)
+        fmean(float((s.get_batch()[0] ** 2).mean()) for _ in range(case.accumulate) for s in opened)
         for _ in range(num_steps)
     ]
 
@@ -169,7 +169,7 @@ CENTRED = replace(LINE, module=Centred)
 def test_each_chunk_has_statistics_of_its_own_but_for_sync_batchnorm(settings):
     case = case_of(**settings)
     num_ranks = 1 if case.mode == "dp" else 2
-    x = [one.next()[0] for one in sources(num_ranks, 6 // num_ranks)]
+    x = [one.get_batch()[0] for one in sources(num_ranks, 6 // num_ranks)]
     chunks = torch.cat(x).chunk(1 if case.sync_batchnorm else 2)
     mean = fmean(float(chunk.var(correction=0)) for chunk in chunks)
     found = reference(CENTRED).update(case, (1.0, 1.0))
@@ -191,7 +191,7 @@ class Remembering(Line):
 
 def test_the_first_replicas_buffers_are_kept():
     opened = sources(1, 6)
-    first, second = (torch.cat([one.next()[0] for one in opened]).chunk(2) for _ in range(2))
+    first, second = (torch.cat([one.get_batch()[0] for one in opened]).chunk(2) for _ in range(2))
     means = [fmean(float((x**2).mean()) for x in first)]
     means += [fmean(float(((x + first[0].mean()) ** 2).mean()) for x in second)]
     found = reference(replace(LINE, module=Remembering)).update(case_of(mode="dp"), (1.0, 1.0, 1.0))
@@ -248,7 +248,7 @@ def test_every_precision_and_hook_has_a_tolerance_below_what_faults_do():
 def compared(reference, scales=(1.0, 1.0), of=ReferenceCheck, **settings):
     """The steps of a case with a plain module whose results are given."""
     work = Work(Subject(case=case_of(**settings)), BatchSplit(1, 1), None, None, scales)
-    return of(SimpleNamespace(computed=reference), work)
+    return of(SimpleNamespace(compute_result=reference), work)
 
 
 def proved(error, noise, tolerance):

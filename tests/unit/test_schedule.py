@@ -303,7 +303,7 @@ def test_when_a_run_stops(by, asked, stops):
     made = rule(*by, **asked)
     found = {}
     for n in range(45):
-        if why := made.reason(n):
+        if why := made.explain_end(n):
             found.setdefault(why, []).append(n)
     assert found == stops
 

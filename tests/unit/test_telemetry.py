@@ -203,7 +203,7 @@ class Recorded:
     def step(self):
         self.events.append("step")
 
-    local_step = step
+    step_locally = step
 
     def check_loss(self):
         self.events.append("loss")
