@@ -74,9 +74,9 @@ def _describe(one: WatchedSetting) -> tuple[str, str]:
             f"no_sync() around forward and backward of every micro-step but the last{at}",
         ),
         "unused": (
-            "the search for unused parameters, of which there are none; "
-            + ("at most with" if one.value == REDUCED else "at least, without")
-            + " the all-reduce of which were used",
+            "the search for unused parameters, of which there are none ("
+            + ("the upper end with" if one.value == REDUCED else "without")
+            + " the all-reduce of which were used)",
             _name_argument(one, "find_unused_parameters", "False", "ddp_"),
         ),
         "buffers": (
@@ -84,8 +84,8 @@ def _describe(one: WatchedSetting) -> tuple[str, str]:
             f"{_name_argument(one, one.value, 'False', 'ddp_')}, if ranks may keep buffers of their own",
         ),
         "loader": (
-            f"waiting for a loader with {format_count(amount, 'worker')} (at least where they "
-            f"find no free core)",
+            f"waiting for a loader with {format_count(amount, 'worker')} on each rank (the lower end where "
+            "workers find no free core)",
             _name_argument(one, "num_workers", workers, "dataloader_"),
         ),
         "pinning": (

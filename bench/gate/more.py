@@ -16,6 +16,7 @@ from ..machine.manifest import Manifest
 from ..plan.resolve import write_options
 from ..results.commands import rewrite_command, write_command
 from ..stats.interval import Estimate
+from .checkouts import WORKING_TREE
 from .judge import Change, EndErrors
 from .main import DEFAULT_LAUNCHES
 from .runs import PLANNED_COLUMNS, SWEPT_COLUMNS
@@ -158,8 +159,10 @@ def write_interleave_command(baseline: Manifest, candidate: Manifest, *options: 
         return ""
     # Not what was typed: the two sides may be of versions that have other defaults.
     arguments = write_options(candidate.settings, UNREPEATED_SETTINGS)
-    code = baseline.workload if candidate.settings.workload else baseline.git
+    code, other = (one.workload if candidate.settings.workload else one.git for one in (baseline, candidate))
     reference = code.commit[:12] if code and code.commit else UNKNOWN_REF
+    if code and other and code.commit == other.commit:
+        reference = WORKING_TREE  # a checkout of another commit would compare code that neither has run
     return escape_controls(format_command("gate", "--interleave", reference, *options, "--", *arguments))
 
 

@@ -98,17 +98,16 @@ def list_warnings(gate: Gate) -> list[str]:
     found += [f"{CPU_STAND_IN}."] if gate.on_cpu else []
     found += map(_make_sentence, gate.cautions)
     unnamed = gate.blocking[MAX_NAMED * gate.conditions_block :]  # the headline names the first
-    return _format_lines(found, [f"differs: {_format_difference(d)}" for d in unnamed])
+    found += [f"differs: {_format_difference(d)}" for d in unnamed]
+    others = [d for d in gate.differences if not d.blocking]
+    return _format_lines(found, [f"differs (not blocking): {_format_difference(d)}" for d in others])
 
 
 def list_facts(gate: Gate) -> list[str]:
     """Say why it was decided so, then what was compared, and on what machine; a line each."""
-    differing = [
-        f"differs (not blocking): {_format_difference(d)}" for d in gate.differences if not d.blocking
-    ]
     why = describe_ratios_only(gate) if gate.conditions_block else describe_reason(gate)
     return _format_lines(
-        map(_make_sentence, filter(None, (why, gate.code.describe_same_code(), *gate.machine))), differing
+        map(_make_sentence, filter(None, (why, gate.code.describe_same_code(), *gate.machine)))
     )
 
 
@@ -129,9 +128,12 @@ def list_notes(gate: Gate) -> list[str]:
     lines = []
     compared = [c for c in gate.comparisons if c.ratio is not None]
     if compared:
+        bound = (
+            f"; over all cases and looks at most {100 * MAX_ERROR:g}% of gates report a regression that is "
+            "none, or pass one at the threshold"
+        )
         lines.append(
-            f"Change: candidate / baseline - 1. Intervals: {gate.errors}; over all cases and looks at most "
-            f"{100 * MAX_ERROR:g}% of gates report a regression that is none, or pass one at the threshold."
+            f"Change: candidate / baseline - 1. Intervals: {gate.errors}{bound if gate.interleaved else ''}."
         )
         if any(not c.decides and c.verdict == "noted" for c in gate.shown):
             lines.append(

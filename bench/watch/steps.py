@@ -132,6 +132,11 @@ class Step(Row, frozen=True, kw_only=True):
         return (self.syncs[-1].model, self.syncs[-1].k) if self.syncs else (-1, self.n)
 
     @property
+    def has_optimizer(self) -> bool:
+        """True where an optimizer has taken a step, which ends it."""
+        return any(name.startswith("optimizer") for name in self.signature)
+
+    @property
     def probes(self) -> list[Sync]:
         """Backwards whose buckets were held back."""
         return [sync for sync in self.syncs if sync.probe and sync.alone_s is not None]
@@ -212,6 +217,9 @@ def read_process(path: Path) -> Process:
                 found.notes.append(row.text)
             elif isinstance(row, End):
                 found = found._replace(end=row)
+    # Before an optimizer's first step nobody knows of it: each synchronised backward was taken for a step.
+    steps = enumerate(found.steps)
+    del found.steps[: next((place for place, step in steps if step.has_optimizer), 0)]
     found.notes.extend(
         f"DDP model {one.model} gets no probes: {one.why}" for one in found.models.values() if one.why
     )

@@ -16,7 +16,7 @@ from gate_runs import write_run
 from selection import in_campaign
 
 from ddp_bench.bench.common.errors import UsageError
-from ddp_bench.bench.results import block_rows, blocks, tables
+from ddp_bench.bench.results import block_rows, tables
 from ddp_bench.bench.results.case_columns import CASES, FILES
 from ddp_bench.bench.results.columns import BLOCKS, Column, make_frame
 from ddp_bench.bench.results.disk import read_json
@@ -138,7 +138,7 @@ def test_a_table_in_pieces_is_the_table(num_bytes, tmp_path, monkeypatch):
 
     whole, found = read()
     assert len(whole) == content.count(b"\n") - 1
-    for module, name, most in ((tables, "_PIECE_BYTES", num_bytes), (blocks, "_PIECE_ROWS", 2)):
+    for module, name, most in ((tables, "_PIECE_BYTES", num_bytes), (block_rows, "_PIECE_ROWS", 2)):
         monkeypatch.setattr(module, name, most)
     pd.testing.assert_frame_equal(read()[0], whole)
     assert read()[1] == found
