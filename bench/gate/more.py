@@ -161,7 +161,7 @@ def write_interleave_command(baseline: Manifest, candidate: Manifest, *options: 
     arguments = write_options(candidate.settings, UNREPEATED_SETTINGS)
     code, other = (one.workload if candidate.settings.workload else one.git for one in (baseline, candidate))
     reference = code.commit[:12] if code and code.commit else UNKNOWN_REF
-    if code and other and code.commit == other.commit:
+    if code and code.commit and other and code.commit == other.commit:
         reference = WORKING_TREE  # a checkout of another commit would compare code that neither has run
     return escape_controls(format_command("gate", "--interleave", reference, *options, "--", *arguments))
 

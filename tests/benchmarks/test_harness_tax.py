@@ -39,7 +39,7 @@ def bare(steps):
 
 for _ in range(4):
     suite(1)
-mode.settle()
+mode.stop_sampling()
 order, pairs = random.Random(0), []
 for _ in range(ROUNDS):
     times = {}

@@ -312,7 +312,7 @@ def spent(*command, compiled):
 LOAD = "import sys; from ddp_bench import load_run; load_run(sys.argv[1])"
 REOPEN = """
 import sys; from pathlib import Path; from ddp_bench.bench.results.recorder import Recorder
-Recorder.reopen(Path(sys.argv[1])).measured()
+Recorder.reopen(Path(sys.argv[1])).list_measured()
 """
 FINISH = """
 import sys; from pathlib import Path; from ddp_bench.bench.run.close import close_broken_run

@@ -152,7 +152,7 @@ def known_options(command):
     if command == "lab":  # its parser is made where it is used
         return ("--hosts", "--rate", "--ranks-per-host", "--quiet")
     module = importlib.import_module(OPTIONS_OF[command])
-    make = module._parser if command == "report" else module.parser
+    make = module._make_parser if command == "report" else module.make_parser
     return tuple(name for action in make()._actions for name in action.option_strings)
 
 

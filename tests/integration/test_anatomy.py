@@ -97,7 +97,7 @@ def made(**settings):
     trainer = Trainer(case, mode, workload, source)
     for _ in range(3):
         trainer.step()
-    mode.settle()
+    mode.stop_sampling()
     return trainer
 def gradients(trainer):
     return torch.cat([p.grad.flatten() for p in trainer.mode.module.parameters()])
@@ -330,7 +330,7 @@ if cluster.rank == 1:
 device = cluster.place.device
 cluster.barrier()
 replay = BucketReplay([4000], "none", cluster.group(2, "gloo"), device)
-report(replay.measured(make_clock(device)).block_ms)
+report(replay.time_block(make_clock(device)).block_ms)
 """)
     assert max(found) < 1000, "a second is what the other rank was late"
 
@@ -344,7 +344,7 @@ for sync in (True, False):
     mode = build_mode(case, make_resnet_workload("resnet20", 16).module(), cluster.place, group)
     replay = BucketReplay([4000], "none", group, device)
     with Collectives() as seen:
-        times = replay.measured(make_clock(device), first=mode.broadcast_buffers)
+        times = replay.time_block(make_clock(device), first=mode.broadcast_buffers)
     sent[sync] = sum(size for name, size in zip(seen.names, seen.num_bytes) if name == "broadcast_")
     details["on" if sync else "off"] = times.detail.get("buffers_ms"), times.block_ms
 buffers = sum(buffer.nbytes for buffer in mode.module.buffers())

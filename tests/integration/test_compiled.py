@@ -16,7 +16,7 @@ from ddp_bench.models import step
 # Graphs are made and split as ever; only the slow step from a graph to machine code is left out.
 patch.setattr(step, "_compile_graph", lambda graph, inputs, **_: aot_eager(graph, inputs))
 from ddp_bench.bench.modes.compiled import CompileWatch
-from ddp_bench.models.step import placed
+from ddp_bench.models.step import move_and_compile
 group = cluster.group(2, "gloo")
 torch.manual_seed(0)
 # 4 MiB of gradients: DDP's first bucket of 1 MiB, then one more.
@@ -43,12 +43,12 @@ def off(found, wanted):
     return float((found - wanted).norm() / wanted.norm())
 def tried(**settings):
     case = case_of(**dict(compile="default", backend="gloo") | settings)
-    module = placed(copy.deepcopy(plain), case, cluster.place.device)
+    module = move_and_compile(copy.deepcopy(plain), case, cluster.place.device)
     watch = CompileWatch()
     mode = build_mode(case, module, cluster.place, group)
     with mode.set_compiler():
         errors = [off(gradients(mode.wrapped, module), averaged) for _ in range(3)]
-        found = watch.taken()
+        found = watch.count_compiled()
         with mode.skip_communication():
             errors.append(off(gradients(mode.wrapped, module), local))
         errors.append(off(gradients(mode.wrapped, module), averaged))

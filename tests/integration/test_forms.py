@@ -21,7 +21,7 @@ def stages_of(case):
         return None
     found = torch.tensor(prover.splitter.split(case))
     dist.broadcast(found, 0)
-    return prover.splitter.stages(tuple(found.tolist()))
+    return prover.splitter.make_stages(tuple(found.tolist()))
 def error(case):
     try:
         return prover.prove(case, group, stages_of(case)).error
@@ -122,7 +122,7 @@ def never_reduced(module, **more):
         one.set_requires_gradient_sync(False)
 patch.setattr(fsdp, "fully_shard", never_reduced)
 fsdp_policy = error(case("fsdp", mp_policy="bf16", precision="bf16"))
-report([summed, error(case("fsdp")), fsdp_policy, twice, len(mode.buffers())])
+report([summed, error(case("fsdp")), fsdp_policy, twice, len(mode.collect_buffers())])
 """)
     *gradients, buffers, num_compared = map(str, found[0])
     assert all("gradients differ from those of single" in why for why in gradients), gradients
@@ -167,7 +167,7 @@ trainer = Trainer(one, mode, workload, source)
 trainer.step()
 times = run_pipeline_anatomy(trainer, 2, device, group)
 trainer.check_loss()
-parts = [sum(p.numel() for p in mode.module.parameters()), len(mode.state_dict()), sum(stages.by_device)]
+parts = [sum(p.numel() for p in mode.module.parameters()), len(mode.gather_state_dict()), sum(stages.by_device)]
 report([*parts, times.detail["bubble_pct"]])
 """)
     (first, names, layers, measured), (second, *_) = found

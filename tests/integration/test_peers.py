@@ -20,7 +20,7 @@ own["none"] = torch.zeros(3) if rank else torch.ones(3)
 before = {name: one.clone() for name, one in own.items()}
 peers = ProofGroup(rank, size)
 with Collectives() as sent:
-    means, sizes = peers.mean(own, measures=True)
+    means, sizes = peers.average_tensors(own, measures=True)
 calls = [*zip(sent.names, sent.num_bytes)]
 traffic = [sum(size for name, size in calls if name.startswith(kind)) for kind in ("send", "recv")]
 
@@ -32,7 +32,7 @@ def error(name):
 def length(one):
     return math.hypot(*one.abs().double().flatten().tolist())
 longest = {name: max(length(one[name]) for one in everyone) for name in own}
-nan = peers.worst(math.nan if rank == 3 else rank, f"of {rank}")
+nan = peers.find_worst(math.nan if rank == 3 else rank, f"of {rank}")
 report({
     "errors": {name: error(name) for name in own},
     "types": {name: str(one.dtype) for name, one in means.items()},
@@ -40,11 +40,11 @@ report({
     "kept": all(torch.equal(one, before[name]) for name, one in own.items()),
     "traffic": [one / whole for one in traffic],
     "same": len({str({n: one.tolist() for n, one in m.items()}) for m in cluster.gather(means)}),
-    "worst": [str(nan[0]), nan[1], peers.worst(-float(rank), f"of {rank}")],
+    "worst": [str(nan[0]), nan[1], peers.find_worst(-float(rank), f"of {rank}")],
     "largest": peers.find_all_largest(rank, -rank, math.nan if rank == 4 else 0.0)[:2],
-    "is_nan": math.isnan(peers.largest(math.nan if rank == 4 else 0.0)),
+    "is_nan": math.isnan(peers.find_largest(math.nan if rank == 4 else 0.0)),
     "given": [peers.broadcast(torch.full((2,), rank), root).tolist() for root in range(size)],
-    "empty": [len(one) for one in peers.mean({}, measures=True)],
+    "empty": [len(one) for one in peers.average_tensors({}, measures=True)],
 })
 """
 

@@ -103,11 +103,11 @@ class Following(nn.Module):
 def plain(workload, case, num_steps=2):
     "Train by hand with DDP; this rank's parameters and buffers."
     prover = make_prover(workload, cluster.place, 0, control=control, alone=alone)
-    prover.subject(case)
-    module = prover.maker.module()
+    prover.make_subject(case)
+    module = prover.maker.make_module()
     ddp = DistributedDataParallel(module, process_group=everyone)
     optimizer, loss = workload.optimizer(list(module.parameters())), make_loss_function(workload)
-    source = prover.maker.source(case, cluster.rank, cluster.place.device)
+    source = prover.maker.open_source(case, cluster.rank, cluster.place.device)
     with set_default_group(everyone):
         for step in range(num_steps):
             optimizer.zero_grad()
@@ -124,9 +124,9 @@ def apart(workload, in_order=False, **settings):
     right = plain(workload, case)
     prover = make_prover(workload, cluster.place, 0, control=control, alone=alone)
     with set_default_group(everyone):
-        of = prover.subject(case)
+        of = prover.make_subject(case)
         work = make_training(prover.maker, of, (1.0, 1.0, 1.0))
-        found = prover.reference.computed(replace(work, in_order=in_order))
+        found = prover.reference.compute_result(replace(work, in_order=in_order))
     start = prover.maker.start
     off = {{n: (one - (right[n] - start[n])).abs().max() for n, one in found.update.items()}}
     buffers = {{n: (one.double() - right[n].double()).abs().max() for n, one in found.buffers.items()}}
@@ -135,7 +135,7 @@ def effect(loss, **settings):
     case = case_of(num_devices=size, batch_per_device=8, mode="ddp", backend="gloo", **settings)
     prover = make_prover(of_kind(loss), cluster.place, 0, control=control, alone=alone)
     with set_default_group(everyone):
-        return prover.split_effect.of(prover.subject(case))
+        return prover.split_effect.measure_effect(prover.make_subject(case))
 """
 
 
@@ -244,7 +244,7 @@ def of_rows(batch_per_device):
     case = case_of(num_devices=size, batch_per_device=batch_per_device, mode="ddp", backend="gloo")
     prover = make_prover(made, cluster.place, 0, control=control, alone=alone)
     with set_default_group(everyone):
-        return prover.split_effect.of(prover.subject(case))
+        return prover.split_effect.measure_effect(prover.make_subject(case))
 report([of_rows(2), of_rows(4)])
 """)
     unseen, seen = found[0]
@@ -284,8 +284,8 @@ report([outcome(of_kind(lambda m, b: usual(m, b) * 0)), outcome(still)])
 def test_the_largest_error_of_all_ranks_keeps_its_name_and_kind(kinds):
     found = kinds("""
 from ddp_bench.bench.proof.judge import RelativeError
-from ddp_bench.bench.proof.peers import Peers
-peers = Peers(cluster.rank, size, control)
+from ddp_bench.bench.proof.peers import ProofGroup
+peers = ProofGroup(cluster.rank, size, control)
 own = [RelativeError(0.1, 0.3, "gradients", "gradients a"),
        RelativeError(0.2, 0.1, "buffers", "buffers b.mean")]
 nan = [RelativeError(9.0, 9.0, "gradients", "gradients a"),
@@ -294,10 +294,10 @@ def wrong_on_last(self):
     named = normal(self)
     return {n: one + (cluster.rank == size - 1) for n, one in named.items()}
 from ddp_bench.bench.modes.base import Mode
-normal = Mode.buffers
-patch.setattr(Mode, "buffers", wrong_on_last)
-report([own[cluster.rank].among(peers).describe(0.15), own[cluster.rank].among(peers).describe(0.25),
-        nan[cluster.rank].among(peers).describe(1.0), outcome(of_kind(siamese, Normed))])
+normal = Mode.collect_buffers
+patch.setattr(Mode, "collect_buffers", wrong_on_last)
+mine, odd = own[cluster.rank].find_largest(peers), nan[cluster.rank].find_largest(peers)
+report([mine.describe(0.15), mine.describe(0.25), odd.describe(1.0), outcome(of_kind(siamese, Normed))])
 """)
     for total, of_one, nan, proof in found:
         assert total == "buffers differ from those of single by 0.2"

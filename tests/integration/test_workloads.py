@@ -29,7 +29,7 @@ def outcome(workload, mode="ddp", **settings):
             shown = prover.prove(case, group)
             shared = held_case.Shared(place=cluster.place, settings=run, clock=Clock(), prover=prover)
             live = held_case.build(case, group, shared, None)
-            live.warm(0.0, compares=True)
+            live.warm_up(0.0, compares=True)
             update = live.compare()
     except (ProofError, Unsupported) as error:
         return f"{type(error).__name__}: {error}"
@@ -75,7 +75,7 @@ from ddp_bench.models.data import make_seed
 from ddp_bench.models.workload import make_loss_function
 def by_plain_ddp(workload, num_steps):
     prover = make_prover(workload, cluster.place, 0, control=control, alone=alone)
-    ddp = DistributedDataParallel(prover.maker.module(), process_group=everyone)
+    ddp = DistributedDataParallel(prover.maker.make_module(), process_group=everyone)
     optimizer, loss = workload.optimizer(ddp.parameters()), make_loss_function(workload)
     generator = torch.Generator().manual_seed(make_seed(0, cluster.rank))
     for _ in range(num_steps):

@@ -211,7 +211,9 @@ def test_the_command_measures_what_the_run_measured(run):
     measured = read_manifest(ROOT / "results/samples" / run)
     assert write_interleave_command(measured, measured) == "", "no gate measures in a lab"
     manifest = structs.replace(measured, link=None)
-    command = shlex.split(write_interleave_command(manifest, manifest))
+    assert " --interleave . -- " in write_interleave_command(manifest, manifest), "both are of one commit"
+    candidate = structs.replace(manifest, git=structs.replace(manifest.git, commit="f" * 40))
+    command = shlex.split(write_interleave_command(manifest, candidate))
     start, arguments = command[:5], command[6:]
     assert start == ["python", "-m", "bench.gate", "--interleave", str(manifest.git.commit)[:12]]
     refused = ("resume", "dry_run", "json", "out")
