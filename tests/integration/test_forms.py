@@ -167,7 +167,8 @@ trainer = Trainer(one, mode, workload, source)
 trainer.step()
 times = run_pipeline_anatomy(trainer, 2, device, group)
 trainer.check_loss()
-parts = [sum(p.numel() for p in mode.module.parameters()), len(mode.gather_state_dict()), sum(stages.by_device)]
+count = sum(p.numel() for p in mode.module.parameters())
+parts = [count, len(mode.gather_state_dict()), sum(stages.by_device)]
 report([*parts, times.detail["bubble_pct"]])
 """)
     (first, names, layers, measured), (second, *_) = found
