@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ..common.numbers import format_count
 from ..common.text import format_list
 from ..page.page import BAD, GOOD, UNSURE, Tone
+from ..results.case_columns import GATED_METRICS
 from .compare import Gate
 from .decide import Word
 from .judge import Change
@@ -78,8 +79,9 @@ def _describe_failed(gate: Gate) -> str:
 
 
 def _format_limits(found: Iterable[Change]) -> str:
-    """The thresholds of changes; where they differ, each with its metric."""
-    by_metric = {c.column.label: f"{100 * (c.threshold or 0):g}%" for c in found if c.column is not None}
+    """Write the thresholds of changes; where they differ, each with its metric, in the order of metrics."""
+    limits = {c.metric: f"{100 * (c.threshold or 0):g}%" for c in found if c.column is not None}
+    by_metric = {column.label: limits[name] for name, column in GATED_METRICS.items() if name in limits}
     if len(set(by_metric.values())) == 1:
         return next(iter(by_metric.values()))
     return " and ".join(f"{limit} of {label}" for label, limit in by_metric.items())
