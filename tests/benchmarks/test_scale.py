@@ -264,8 +264,8 @@ def log_of(folder, num_caps, num_rounds, num_ranks):
             recorder.set_outcome(index, "ok", "", {"num_buckets": 4, "device_name": "NVIDIA H200"})
             recorder.append_event(Layout(case_id=one.case.case_id, num_bytes=(4, 4, 4, 4)))
     run = SimpleNamespace(recorder=recorder, settings=Settings(race=True), _refresh_at_s=30.0)
-    run.console = SimpleNamespace(table=lambda _: None)
-    run.elapsed_s = lambda: recorder.elapsed_s + wait_s + time.perf_counter() - begun_s
+    run.console = SimpleNamespace(show_table=lambda _: None)
+    run.get_elapsed_s = lambda: recorder.elapsed_s + wait_s + time.perf_counter() - begun_s
     wait_s = num_rows = 0
     for round_index in range(1, num_rounds + 1):
         passes = ("timed", "no_sync", "anatomy")[: 3 if round_index % 5 == 0 else 2]
