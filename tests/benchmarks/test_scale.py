@@ -344,6 +344,7 @@ def test_a_run_of_many_rows_is_written_and_read(benchmark, tmp_path, num_caps, n
         print(f"  {file.name}: {file.stat().st_size / 1e6:.0f} MB")
     shutil.copytree(run, tmp_path / "gate")
     small = shutil.copytree(ROOT / "results" / "samples" / "h200-calibrated", tmp_path / "small")
+    shutil.copytree(small, f"{small}-killed")
     for name, command in COMMANDS.items():
         for folder in (small, run):
             names = {"run": folder, "killed": f"{folder}-killed", "out": tmp_path / name}
