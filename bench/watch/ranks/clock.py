@@ -27,7 +27,7 @@ class Taken:
         self.marks.append((part, end))
         self.end = end
         if len(self.marks) > MAX_MARKS and self.moments.is_past(end):
-            self.sums = self.get_parts_s()
+            self.sums = self.add_up(self.get_marks_s())
             self.marks, self.since = [], end
 
     def get_marks_s(self) -> list[tuple[str, float]]:
@@ -38,10 +38,10 @@ class Taken:
             for begin, (part, end) in zip(begins, self.marks, strict=False)
         ]
 
-    def get_parts_s(self) -> dict[str, float]:
-        """Return the seconds by part, which add up to the step."""
+    def add_up(self, marks_s: list[tuple[str, float]]) -> dict[str, float]:
+        """Return the seconds by part, which add up to the step, of its marks and what they were cut from."""
         parts = self.sums.copy()
-        for part, seconds in self.get_marks_s():
+        for part, seconds in marks_s:
             parts[part] += seconds
         return parts
 

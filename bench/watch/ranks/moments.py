@@ -22,6 +22,7 @@ class Moment(NamedTuple):
 class HostMoments:
     """Times of `perf_counter`, in seconds: what a step takes where no GPU trains."""
 
+    device = "cpu"
     now: Callable[[], Any] = staticmethod(perf_counter)
 
     def compute_seconds(self, begin: Any, end: Any) -> float:
@@ -42,12 +43,16 @@ class GpuMoments(HostMoments):
 
     def __init__(
         self,
-        device: int,
+        number: int,
         make_event: Callable[[], Any] | None = None,
         host_now: Callable[[], float] = perf_counter,
     ) -> None:
         """Begin at no moment; `make_event` makes an event that is recorded on the current stream."""
-        self.device, self.make_event, self.host_now = device, make_event or self.record_event, host_now
+        self.device, self.make_event, self.host_now = (
+            f"cuda:{number}",
+            make_event or self.record_event,
+            host_now,
+        )
         self.host_begin_s: float | None = None
         self.gpu_s = 0.0
         """Seconds by the GPU from the first step's start to the present step's."""

@@ -105,7 +105,6 @@ class Watch:
     def write_start(self) -> None:
         """Write the row of the process, whose rank is known now."""
         is_group = dist.is_available() and dist.is_initialized()
-        on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
         self.rank = dist.get_rank() if is_group else int(os.environ.get("RANK", "0"))
         util.Finalize(None, self.end, exitpriority=0)  # also where multiprocessing leaves by os._exit
         self.rows.write(
@@ -118,7 +117,7 @@ class Watch:
             torch=torch.__version__,
             python=platform.python_version(),
             backend=dist.get_backend() if is_group else None,
-            device=f"cuda:{torch.cuda.current_device()}" if on_gpu else "cpu",
+            device=self.moments.device,
             time_s=time.time(),
             unsupported=[self.unsupported] if self.unsupported else [],
             **describe_process(),
@@ -265,10 +264,11 @@ class Watch:
         while self.untold and self.moments.is_past(self.untold[0][0].end):
             taken, row = self.untold.popleft()
             syncs = [make_relative(sync, taken) for sync in row["syncs"]]
-            parts = taken.get_parts_s()
+            marks_s = taken.get_marks_s()
+            parts = taken.add_up(marks_s)
             step_s = sum(parts.values())
             lags_s = self.moments.compute_lags_s(taken.start, [end for _, end in taken.marks], step_s)
-            marks = zip(taken.get_marks_s(), lags_s, strict=True) if lags_s else ()
+            marks = zip(marks_s, lags_s, strict=True) if lags_s else ()
             self.rows.write(
                 kind="step",
                 rank=self.rank,
@@ -302,8 +302,9 @@ class Watch:
         if self.is_on and self.n:
             self.guard(self.note_unused)
             self.guard(self.write_last_steps)
+            peak_bytes = self.guard(private.read_peak_bytes)
             self.is_on = False
-            self.rows.write(kind="end", rank=self.rank, peak_bytes=private.read_peak_bytes())
+            self.rows.write(kind="end", rank=self.rank, peak_bytes=peak_bytes)
 
     def write_last_steps(self) -> None:
         """Write the rows of the last steps; a GPU that does not come to their end keeps nobody waiting."""
