@@ -25,7 +25,7 @@ RUN = (
 WAYS = {
     "bucket_cap_mb from argv to DDP": {
         "parsed": r"parse_bucket_caps|BucketCaps\.parse",
-        "planned": r"_placed",
+        "planned": r"_plan_case",
         "sent": r"encode Warm",
         "built": r"DistributedDataParallel\.__init__",
     },
@@ -34,13 +34,13 @@ WAYS = {
         "answered": r"encode Report Warmed",
         "noted": r"Recorder\.set_(outcome|layout)",
         "a row": r"make_case_rows",
-        "shown": r"html",
+        "shown": r"render_html",
     },
     "a timed block to images/s": {
         "timed": r"run_block",
         "answered": r"encode Report BlockTimes",
         "noted": r"Recorder\.add_block",
-        "by round": r"RoundTimes\.from_frame|compute_metrics_by_round",
+        "by round": r"RoundTimes\.add",
         "a row": r"make_case_rows",
     },
 }

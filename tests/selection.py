@@ -24,7 +24,7 @@ MOST_WORKERS = 4
 LEFT_OUT, BEFORE, OF_WORKERS = (pytest.StashKey[int]() for _ in range(3))
 
 MOST_PROCESSES = 1200
-"""That the tests of every change may start, ranks of scripts and git included; 370 try what we print."""
+"""Limit of the processes that the tests of a change start, ranks and git included; 370 try what we print."""
 
 LAST_RECORDED_S = 580
 """What they took on two cores, in a fresh environment."""

@@ -196,7 +196,7 @@ def test_a_metric_of_rounds_and_of_their_fit_is_the_same_formula():
 
 
 def test_the_share_of_a_step_that_communication_adds():
-    """Of the same rounds: 15 of 125 ms are 12%. It has an interval."""
+    """Hold it against a value by hand: 15 of 125 ms are 12%; it has an interval."""
     row = row_of(("ddp", 2, "1"), constant_rounds())
     assert row["exposed_comm_pct"] == pytest.approx(12.0)
     assert pd.isna(row_of(("single", 1, ""), constant_rounds())["exposed_comm_pct"])

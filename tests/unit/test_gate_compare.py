@@ -325,7 +325,7 @@ OPTIONS = {"command": "ddp-bench run --modes ddp --gpus 2 --out results/x --batc
     ],
 )
 def test_sides_that_are_not_comparable_are_told_the_command_that_makes_them_so(name, starts):
-    """What a command line says is measured anew as the baseline was, what the machine is in turns."""
+    """Options are measured anew as those of the baseline; sides of another machine or torch, in turns."""
     base = made_run(STEADY, **OPTIONS, **({"link": "1gbit"} if name == "link" else {}))
     other = made_run(STEADY, **OTHER.get(name, {}))
     if name not in OTHER:

@@ -221,7 +221,7 @@ def test_a_table_is_written_as_the_csv_module_writes_it():
         '{"a": [1, 2]}',
     ]
     numbers = [*range(len(words) - 1), pd.NA]
-    shares = [0.0, math.nan, 1 / 3, 1e15, 1e-15, 2.5, *map(float, range(len(words) - 6))]
+    shares = [0.0, -0.0, math.nan, 1 / 3, 1e15, 1e-15, 2.5, *map(float, range(len(words) - 7))]
     truths = [True, False, pd.NA] * (len(words) // 3)
     kinds = {"w": ("text", words), "n": ("int", numbers), "s": ("float", shares), "b": ("bool", truths)}
     columns = tuple(Column(name, kind, "") for name, (kind, _) in kinds.items())
@@ -231,6 +231,7 @@ def test_a_table_is_written_as_the_csv_module_writes_it():
         [[*kinds], *(map(tables.format_csv_value, row) for row in rows)]
     )
     frame = make_frame([dict(zip(kinds, row, strict=True)) for row in rows], columns)
+    frame["s"] = shares  # with the sign of zero, which a frame of ours does not have
     assert tables.encode_table(frame) == text.getvalue().encode()
 
 

@@ -486,7 +486,7 @@ def test_the_conductor_sleeps_while_a_block_runs(started):
 
 
 def test_what_a_rank_is_told_does_not_grow_with_the_cases_or_with_the_gpus_of_other_hosts():
-    """Of 20,000 cases 1,024 ranks would be told 16 GB."""
+    """Hold the bytes of a plan against those of a larger one: 20,000 cases told to 1,024 ranks are 16 GB."""
     told = []
 
     def listening_to_begin(command):
