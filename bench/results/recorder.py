@@ -52,9 +52,6 @@ class Recorder:
         """End of the last block, in seconds since the run began."""
         self.manifest = read_manifest(self.folder)
         """The manifest as it is on disk."""
-        with report_read_errors(journal.path):
-            for block in read_blocks(self.folder):
-                self._add_block(block)
         self.refresh()
 
     @classmethod
@@ -77,7 +74,11 @@ class Recorder:
             remove_unfinished(folder, RUN_FILES)
         except OSError as error:
             raise UsageError(f"{folder} cannot be opened: {error.strerror}; free or restore it") from None
-        return cls(RunWriter(folder), journal)
+        recorder = cls(RunWriter(folder), journal)
+        with report_read_errors(journal.path):
+            for block in read_blocks(folder):
+                recorder._add_block(block)
+        return recorder
 
     @property
     def launch(self) -> int:

@@ -10,7 +10,7 @@ import json
 import math
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -160,6 +160,12 @@ class RoundTimes:
     def from_frame(cls, frame: pd.DataFrame) -> RoundTimes:
         """From a loaded blocks.csv."""
         return cls(group_blocks(frame))
+
+    def add_passing(self, blocks: Iterable[Block]) -> Iterator[Block]:
+        """Pass blocks on, each after it was added: who writes them need not read them again."""
+        for block in blocks:
+            self.add(block)
+            yield block
 
     def add(self, block: Block) -> None:
         self.cases.setdefault(block.case_id, CaseTimes()).add(block)
