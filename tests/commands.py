@@ -1,6 +1,9 @@
 """The suite's commands, run as a user types them."""
 
+import contextlib
 import os
+import random
+import socket
 import subprocess
 import sys
 import time
@@ -44,6 +47,19 @@ def eventually(holds, within_s=60):
         assert time.monotonic() < until_s, f"not within {within_s:g} s"
         time.sleep(0.02)
     return found
+
+
+def find_free_port():
+    """Return a TCP port that binds now and that the kernel gives to no other socket by itself.
+
+    A port that it chose (`bind` to 0) may be an outgoing connection's before the ranks listen at it.
+    """
+    lowest_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in random.sample(range(10_000, lowest_given), 100):
+        with contextlib.suppress(OSError), socket.socket() as tried:
+            tried.bind(("127.0.0.1", port))
+            return str(port)
+    raise AssertionError("none of 100 ports binds")
 
 
 def has_ended(pid):

@@ -5,7 +5,6 @@ import json
 import operator
 import os
 import signal
-import socket
 import subprocess
 import sys
 from functools import cache
@@ -14,7 +13,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from commands import ROOT, eventually, finished, python
+from commands import ROOT, eventually, find_free_port, finished, python
 from made_project import commit
 from selection import in_campaign
 from stand_ins import Patch
@@ -80,7 +79,7 @@ def play(folder, size, kinds, *, watched, race=None):
     if watched:
         config = {**launch.make_config(folder, 10**6, seed=0), "hook_at": HOOK_AT, "race": race}
         common = launch.make_environment(config, common)
-    common["MASTER_PORT"] = str(29600 + os.getpid() % 300 + 300 * watched)
+    common["MASTER_PORT"] = find_free_port()
     ranks = [
         subprocess.Popen(
             [sys.executable, str(SCRIPTS), str(folder / "end"), *kinds],
@@ -327,15 +326,6 @@ if __name__ == "__main__":
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port")
 
 
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return str(found.getsockname()[1])
-
-
-PORT = free_port()
-
-
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
     """A project with packages of our names, and an environment that finds no ddp-bench."""
@@ -360,16 +350,18 @@ def watch(project, out, *words, options=("--steps", "20")):
     return finished(command, project), rows_in(project / out)
 
 
-WAYS = {
-    "spawn": (sys.executable, "train.py", "plain", PORT),
-    "module": (sys.executable, *TORCHRUN, PORT, "-m", "mine.train", "plain", PORT),
-}
+def make_training(way):
+    """Make the command of a training of two ranks that `way` starts; they meet at a port of its own."""
+    port = find_free_port()
+    if way == "spawn":
+        return sys.executable, "train.py", "plain", port
+    return sys.executable, *TORCHRUN, port, "-m", "mine.train", "plain", port
 
 
 @pytest.mark.parametrize("way", ["spawn", *in_campaign("module")])
 def test_the_prefix_reaches_ranks_however_they_are_started(project, way):
-    before = finished(WAYS[way], project)
-    done, rows = watch(project, way, *WAYS[way])
+    before = finished(make_training(way), project)
+    done, rows = watch(project, way, *make_training(way))
     assert (done.returncode, done.stdout) == (0, before.stdout), done.stderr
     assert before.stdout.count("END") == 2
     assert {(row["rank"], row["n"]) for row in rows if row["kind"] == "step"} == {
@@ -380,7 +372,7 @@ def test_the_prefix_reaches_ranks_however_they_are_started(project, way):
 
 
 def test_what_a_killed_rank_saw_is_kept_and_the_exit_code_is_the_users(project):
-    words = (sys.executable, "train.py", "killed", free_port())
+    words = (sys.executable, "train.py", "killed", find_free_port())
     done, rows = watch(project, "killed", *words, options=("--steps", "200"))
     assert done.returncode == 1
     assert {row["kind"] for row in rows if row["rank"] == 1} >= {"start", "model"}
@@ -396,7 +388,7 @@ def test_stop_ends_the_command_with_0_after_its_steps(project):
         sys.executable,
         "train.py",
         "forever",
-        free_port(),
+        find_free_port(),
         options=("--steps", "40", "--stop"),
     )
     assert done.returncode == 0, done.stderr
@@ -407,7 +399,7 @@ def test_stop_ends_the_command_with_0_after_its_steps(project):
 
 def test_a_signal_is_passed_on_and_the_exit_code_is_the_users(project):
     command = make_package_command(
-        "watch", "--out", "signal", "--", sys.executable, "train.py", "forever", free_port()
+        "watch", "--out", "signal", "--", sys.executable, "train.py", "forever", find_free_port()
     )
     process = subprocess.Popen(command, cwd=project, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
@@ -421,7 +413,7 @@ def test_a_signal_is_passed_on_and_the_exit_code_is_the_users(project):
 
 
 def test_the_code_of_a_script_within_a_launchers_rank_is_its_own(project):
-    port = free_port()
+    port = find_free_port()
     rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": port, "LOCAL_RANK": "0"}
     command = make_package_command("watch", "--out", "inside", "--steps", "20", "train.py", "inside", port)
     done = finished(command, project, rank)
