@@ -149,18 +149,28 @@ def _solve(local: Array, steep: Array, score: Array) -> Array:
 
 
 def _start(x: Array, seen: npt.NDArray[np.bool_]) -> tuple[Array, Array, Array]:
-    location, effect = np.nanmedian(x, axis=0), np.zeros(len(x))
+    location, effect = _compute_median(x, axis=0), np.zeros(len(x))
     for _ in range(3):
-        effect = np.nanmedian(x - location, axis=1)
-        location = np.nanmedian(x - effect[:, None], axis=0)
+        effect = _compute_median(x - location, axis=1)
+        location = _compute_median(x - effect[:, None], axis=0)
     absolute = np.abs(x - location - effect[:, None])
     rows, columns = x.shape
     loss = math.sqrt(rows * columns / (max(rows - 1, 1) * max(columns - 1, 1)))
-    own, common = (SIGMA_OF_MAD * loss * np.nanmedian(absolute, axis=axis) for axis in (0, None))
+    own = SIGMA_OF_MAD * loss * _compute_median(absolute, axis=0)
+    common = SIGMA_OF_MAD * loss * float(_compute_median(absolute.ravel(), axis=0))
     visits = seen.sum(axis=0)
     scale = np.sqrt((visits * own**2 + _SCALE_PRIOR * common**2) / (visits + _SCALE_PRIOR))
     # In a table of three rounds most residuals may be 0, and so their median.
     return location, effect, np.maximum(scale, max(_MIN_SCALE * float(np.nanmean(absolute)), 1e-6))
+
+
+def _compute_median(values: Array, *, axis: int) -> Array:
+    """The median of the values that are seen; on a table of few rounds ten times as fast as np.nanmedian."""
+    ordered = np.sort(values, axis=axis)  # NaN comes last
+    count = (~np.isnan(values)).sum(axis=axis, keepdims=True)
+    low, high = (np.take_along_axis(ordered, place, axis) for place in ((count - 1) // 2, count // 2))
+    middle: Array = ((low + high) / 2).squeeze(axis)
+    return middle
 
 
 def _compute_weighted_mean(values: Array, centre: Array, scale: Array, *, axis: int) -> Array:
@@ -168,7 +178,7 @@ def _compute_weighted_mean(values: Array, centre: Array, scale: Array, *, axis: 
     seen = np.isfinite(values)
     size = np.abs(np.where(seen, values - centre, 0.0)) / scale
     weight = np.where(seen, np.minimum(1.0, _TUNING / np.maximum(size, 1e-12)) / scale**2, 0.0)
-    result: Array = (weight * np.nan_to_num(values)).sum(axis=axis) / weight.sum(axis=axis)
+    result: Array = (weight * np.where(seen, values, 0.0)).sum(axis=axis) / weight.sum(axis=axis)
     return result
 
 
