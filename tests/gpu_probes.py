@@ -23,7 +23,7 @@ from ddp_bench.bench.measure.clock import make_clock
 from ddp_bench.bench.measure.timed import Trainer, run_block
 from ddp_bench.bench.modes.base import SingleMode
 from ddp_bench.bench.plan.settings import Settings
-from ddp_bench.bench.run.begin import make_job
+from ddp_bench.bench.run.job import make_job
 from ddp_bench.bench.stats.interval import compute_median_ratio
 from ddp_bench.bench.worker.messages import Inspect, Look
 from ddp_bench.bench.worker.rank import Rank

@@ -22,9 +22,10 @@ from ..plan.settings import Settings
 from ..results.recorder import Recorder
 from ..results.store import read_manifest
 from ..worker.facts import Begun
-from .begin import Job, begin_ranks, check_alike, make_manifest, plan_on_workers
+from .begin import begin_ranks, check_alike, make_manifest
 from .close import STOPPED_BY_ERROR, RunOptions, close_broken_run, close_run
 from .failures import MAX_IDLE_ATTEMPTS, Failure, RestartError, compute_progress, is_stuck
+from .job import Job, plan_on_workers
 from .open_folder import assign_fault, begin_attempt, check_same, open_run
 from .rounds import Rounds
 from .workers import Workers

@@ -17,8 +17,9 @@ from ..plan.settings import AXES, format_value
 from ..results.case_result import CaseResult
 from ..stats.fit import MIN_ROUNDS
 from ..worker import messages as m
-from .begin import Job, begin_ranks
+from .begin import begin_ranks
 from .failures import START_TIMEOUT_S
+from .job import Job
 from .schedule import INSTRUMENTED, SHARES, draw_round_order, list_passes
 from .stop_rule import estimate_duration_s
 from .workers import Workers

@@ -195,10 +195,10 @@ def _run_command(options: dict[str, Any], arguments: list[str], there: Launch | 
         check_claimable(Path(settings.out))
     with raise_on_signals(), hold_workers(settings) as workers:
         # Pandas and scipy take a second, in which the workers import torch.
-        from .begin import plan_on_workers
         from .close import RunOptions
         from .conductor import Conductor
         from .dry_run import show_plan
+        from .job import plan_on_workers
 
         if how["dry_run"]:
             show_plan(workers, plan_on_workers(workers, settings), as_json=how["json"])

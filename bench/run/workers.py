@@ -22,6 +22,7 @@ from ..machine.host import count_oom_kills, raise_open_file_limit
 from ..machine.launch import Launch, read_launch
 from ..plan.settings import Settings
 from ..worker import messages as m
+from .connections import Meeting, Worker
 from .failures import (
     IDLE_PLACE,
     INSPECTOR_RANK,
@@ -31,7 +32,7 @@ from .failures import (
     describe_timeout,
     find_failure,
 )
-from .processes import Meeting, Processes, Worker, guess_device, list_modules, make_worker_variables
+from .processes import Processes, guess_device, list_modules, make_worker_variables
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from ddp_bench.bench.modes.base import list_gpus
 from ddp_bench.bench.plan.resolve import GpuKind, fill_device_defaults, resolve
 from ddp_bench.bench.plan.settings import Settings
 from ddp_bench.bench.plan.sweep import SHARING, Machine, expand_cases
-from ddp_bench.bench.run.begin import add_visible_gpus, make_job
+from ddp_bench.bench.run.job import add_visible_gpus, make_job
 from ddp_bench.bench.worker import devices, messages
 from ddp_bench.bench.worker.devices import (
     choose_gpu,

@@ -41,7 +41,7 @@ WRITERS = [ROOT / "bench" / name for name in ("findings/next_step.py", "gate/mor
 """Modules of which every branch writes a part of a command."""
 
 NOT_HERE = (
-    ROOT / "bench/run/begin.py",  # repeats what was typed
+    ROOT / "bench/run/job.py",  # repeats what was typed
     *(ROOT / "bench" / name / "main.py" for name in ("predict", "run")),  # in help, read by the other test
 )
 """Modules whose commands no situation writes."""

@@ -10,7 +10,7 @@ from ddp_bench.bench.plan.sweep import Planned
 from ddp_bench.bench.results import journal, tables
 from ddp_bench.bench.results.columns import BUCKETS
 from ddp_bench.bench.results.recorder import Recorder
-from ddp_bench.bench.run.begin import check_sizes
+from ddp_bench.bench.run.job import check_sizes
 
 RESNET50_BYTES = 102_228_128
 """Of its gradients; under caps of 1 MiB they are 66 buckets."""

@@ -24,14 +24,14 @@ from ddp_bench.bench.machine.manifest import Gpu, Model
 from ddp_bench.bench.plan.settings import Settings
 from ddp_bench.bench.plan.sweep import Machine
 from ddp_bench.bench.results.block_times import BlockTimes, Fault
-from ddp_bench.bench.run import processes
+from ddp_bench.bench.run import connections
 from ddp_bench.bench.run import workers as module
-from ddp_bench.bench.run.begin import Job
 from ddp_bench.bench.run.close import RunOptions
 from ddp_bench.bench.run.conductor import Conductor
+from ddp_bench.bench.run.connections import Meeting
 from ddp_bench.bench.run.failures import RestartError
+from ddp_bench.bench.run.job import Job
 from ddp_bench.bench.run.main import main
-from ddp_bench.bench.run.processes import Meeting
 from ddp_bench.bench.run.workers import Workers
 from ddp_bench.bench.worker import messages as m
 from ddp_bench.bench.worker.facts import Inspected, SeenGpus
@@ -343,7 +343,7 @@ sys.stdin.readline()
 
 
 def test_one_that_says_nothing_has_little_time(meeting, monkeypatch):
-    monkeypatch.setattr(processes, "HELLO_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(connections, "HELLO_TIMEOUT_S", 0.1)
     with connected(meeting)[0] as idle:
         heard(meeting, 0.5)
         assert idle.recv(1) == b""
