@@ -33,14 +33,17 @@ LOG = os.environ["FORWARDS"]
 class Model(torch.nn.Linear):
     def forward(self, x):
         began = time.monotonic()
-        if torch.is_grad_enabled() and x.dtype == torch.float32:
+        if torch.is_grad_enabled() and x.dtype == torch.float32 and os.path.exists(os.environ["SIDES"]):
             time.sleep(0.005)
             with open(LOG, "a") as log:
                 log.write(f"{os.getpid()} {began} {time.monotonic()}\\n")
         return super().forward(x.flatten(1))
 def model(): return Model(3 * 8 * 8, 4)
 """
-"""Says when it trains; it sleeps, so that two that train at once are seen to."""
+"""Says when it trains; it sleeps, so that two that train at once are seen to.
+
+Before there is a folder of results both sides plan at once, and warm up for it.
+"""
 
 
 @pytest.mark.campaign
@@ -50,6 +53,7 @@ def test_two_sides_take_turns(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("FORWARDS", str(tmp_path / "forwards"))
     monkeypatch.syspath_prepend(tmp_path)
     out = tmp_path / "sides"
+    monkeypatch.setenv("SIDES", str(out))
     workload = ["--workload", "slow_forward:model", "--image-size", "8", "--batch-size", "4"]
     run = [*workload, "--device", "cpu", "--modes", "ddp", "--gpus", "1", "--steps", "2", "--rounds", "5"]
     run += ["--passes", "none"]
@@ -144,6 +148,7 @@ def descendants(folder):
     return found
 
 
+@contextlib.contextmanager
 def started(folder, out):
     """A gate with its temporary folders in `folder`, once both of its runs have measured something."""
     gate = ["--interleave", "HEAD", "--out", str(out)]
@@ -158,13 +163,18 @@ def started(folder, out):
 
     def measures():
         assert process.poll() is None, process.communicate()[1]
-        tables = [one.read_text().splitlines() for one in out.glob("launch1/*/blocks.csv")]
-        return len(tables) == 2 and all(len(lines) > 1 for lines in tables)
+        logs = [one.read_text() for one in out.glob("launch1/*/journal.jsonl")]
+        return len(logs) == 2 and all('"phase": "timed"' in log for log in logs)
 
-    eventually(measures, 120)
-    assert len(descendants(folder)) >= 5, "the gate, two runs with a rank each"
-    assert any("bench.run" in line for line in descendants(folder))
-    return process
+    try:
+        eventually(measures, 120)
+        assert len(descendants(folder)) >= 5, "the gate, two runs with a rank each"
+        assert any("bench.run" in line for line in descendants(folder))
+        yield process
+    finally:
+        if process.poll() is None:  # Ctrl-C ends what it has started, too
+            process.send_signal(signal.SIGINT)
+            process.communicate()
 
 
 def left_in(folder):
@@ -183,9 +193,9 @@ def test_a_gate_that_is_ended_leaves_nothing_to_the_next_one(number, tmp_path, m
     """Its runs, its worktree and its temporary folders are gone, of a killed one when the next begins."""
     killed = number == signal.SIGKILL
     with tempfile.TemporaryDirectory() as folder:  # short, for the path of the turns' socket
-        gate = started(folder, tmp_path / "sides")
-        gate.send_signal(number)
-        said = gate.communicate(timeout=120)[1]
+        with started(folder, tmp_path / "sides") as gate:
+            gate.send_signal(number)
+            said = gate.communicate(timeout=120)[1]
         assert gate.returncode == (-signal.SIGKILL if killed else ExitCode.INTERRUPTED), said
         eventually(lambda: not descendants(folder), 60 if killed else 0)
         assert bool(left_in(folder)) == (folder in worktrees()) == killed
