@@ -21,7 +21,14 @@ from ..bench.common.numbers import (
 from ..bench.findings.answers import select_headline
 from ..bench.findings.cautions import describe_load
 from ..bench.findings.verdicts import Verdict
-from ..bench.findings.wording import describe_stand_ins, name_device, name_link, name_model, name_samples
+from ..bench.findings.wording import (
+    describe_stand_ins,
+    name_device,
+    name_link,
+    name_model,
+    name_samples,
+    name_workload_parts,
+)
 from ..bench.machine.conditions import NONE, UNKNOWN, list_conditions
 from ..bench.machine.manifest import Manifest, WorkloadCode
 from ..bench.page.page import Heading, Table
@@ -83,9 +90,15 @@ def describe_status(manifest: Manifest, cases: Sequence[CaseResult], verdicts: S
     return " · ".join(part for part in parts if part)
 
 
-def write_subtitle(run: RunData, measured: Sequence[WorkloadCases], title: str) -> list[str]:
-    """Say what trained on what: workload, processor, backend, torch, hosts, time."""
+def write_subtitle(
+    run: RunData, measured: Sequence[WorkloadCases], title: str
+) -> tuple[list[str], list[str]]:
+    """Say what trained, on from the heading; and how and where: data, processor, backend, hosts, time."""
     manifest, cases = run.manifest, run.results
+    trained = name_workload_parts(measured[0].cases[0]) if len(measured) == 1 else []
+    label = measured[0].label.split(" · ") if trained else [format_count(len(measured), "workload")]
+    in_heading = {case.arch for case in cases}
+    in_setup = [part for part in label if part not in trained or part.endswith(" scaling")]
     machine = manifest.environment
     named = dict.fromkeys(case.device_name for case in cases)
     if all(case.device_type == "cpu" for case in cases) and machine.cpu_model:
@@ -97,12 +110,7 @@ def write_subtitle(run: RunData, measured: Sequence[WorkloadCases], title: str) 
     sent = BucketLayout.from_cell(next((case.bucket_bytes for case in cases if case.bucket_bytes), None))
     lab, moment = describe_link(manifest, cases), manifest.created_utc or ""
     parts = (
-        measured[0].label
-        if len(measured) == 1
-        else format_count(len(measured), "workload")
-        if measured
-        else "",
-        f"gradients of {format_mib(sum(sent.num_bytes))}" if sent else "",
+        *(in_setup if measured else []),
         *named,
         *dict.fromkeys(f"backend {case.backend}" for case in cases if case.backend),
         f"torch {torch}" if torch else "",
@@ -111,15 +119,18 @@ def write_subtitle(run: RunData, measured: Sequence[WorkloadCases], title: str) 
         moment.replace("T", " ").replace("+00:00", " UTC"),
         f"run {title}" if title != "run" else "",
     )
-    return [part for part in parts if part]
+    first = (
+        *(part for part in trained if part not in {*in_heading, *in_setup}),
+        f"{format_mib(sum(sent.num_bytes))} of gradients" if sent else "",
+    )
+    return [part for part in first if part], [part for part in parts if part]
 
 
 def list_warnings(manifest: Manifest, cases: Sequence[CaseResult]) -> list[str]:
     """Return what a reader must know before any number."""
     tried = [case for case in cases if case.status != "skipped"]
     broken = sum(case.has_failed for case in tried)
-    stand_in = " ".join(f"{said}." for said in describe_stand_ins(cases))
-    made = [stand_in] if stand_in else []
+    made = [f"{said}." for said in describe_stand_ins(cases)]
     made += (
         [f"Hosts and link are made by {get_message_prefix('lab')} on one machine."]
         if describe_link(manifest, cases)

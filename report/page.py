@@ -86,6 +86,8 @@ def make_page(
     cases, manifest = run.results, run.manifest
     conclusion, comparisons = conclusion or conclude_run(run), run.compared
     measured = group_workloads(cases)
+    step = conclusion.step
+    subtitle, setup = conditions.write_subtitle(run, measured, title)
     figures: list[Figure] = []
     rounds: list[Figure] = []
     for i, workload in enumerate(measured, start=1):
@@ -125,11 +127,13 @@ def make_page(
             )
         ),
         status=conditions.describe_status(manifest, cases, conclusion.verdicts),
-        subtitle=conditions.write_subtitle(run, measured, title),
+        subtitle=subtitle,
+        setup=setup,
         command=write_repeat_command(manifest),
         warnings=conditions.list_warnings(manifest, cases),
         cards=answers,
         following=conclusion.next_step,
+        savings=tables.tabulate_savings(step.savings, escape_controls(step.consists_of)) if step else None,
         cautions=[(caution.kind, caution.sentence) for caution in conclusion.cautions],
         trust=conclusion.trust.lines if conclusion.trust else {},
         notes=conclusion.notes,

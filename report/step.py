@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..bench.common.numbers import format_interval, format_quantity
+from ..bench.common.numbers import format_interval, format_percent, format_quantity
 from ..bench.findings.wording import label_case
 from ..bench.page.drawing import (
     COLOURS,
@@ -24,6 +24,7 @@ from ..bench.results.comparisons import FASTER, SLOWER, Comparison, select_unsha
 from .cases import WorkloadCases, find_headline_count, select_mode
 
 BACKWARD, EXPOSED, MIXED = "backward", "exposed communication", "backward with communication"
+ALONE = "communication by itself"
 WAITING = "communication and waiting"
 BUFFERS, COLLECTIVES = "broadcast of buffers", "the script's own collectives"
 """Parts of a watched training's step: after the last bucket of a rank is ready."""
@@ -52,6 +53,7 @@ _LOOKS: dict[str, tuple[str, str]] = {
     MIXED: ("backward", "xxxx"),
     WAITING: ("exposed", "////"),
     EXPOSED: ("exposed", "\\\\\\\\"),
+    ALONE: ("exposed", "++"),
     "reduce": ("move", ""),
     BUFFERS: ("move", "xx"),
     COLLECTIVES: ("exposed", "oo"),
@@ -75,10 +77,18 @@ class Bar(NamedTuple):
 
     case: CaseResult
     parts: dict[str, float]
+    more: str = ""
+    """Addition to the name of the case, for a step that is not the measured one."""
 
     @property
     def total_ms(self) -> float:
         return sum(self.parts.values())
+
+    @property
+    def whole(self) -> str:
+        """The length of the bar, with its interval where that is measured."""
+        measured = format_interval(self.case.step_ms, "ms") * (not self.more)
+        return measured or format_quantity(self.total_ms, "ms", 3)
 
 
 def draw_breakdown(workload: WorkloadCases, comparisons: Sequence[Comparison], *, key: str) -> Figure | None:
@@ -98,27 +108,32 @@ def draw_breakdown(workload: WorkloadCases, comparisons: Sequence[Comparison], *
     bars = [bar for bar in every if bar.case.mode != "ddp" or bar.case.case_id in shown][:_MAX_BARS]
     if not bars:
         return None
+    at = find_headline_count([case for case in workload.cases if case.mode == "ddp"])
+    first = next((b for b in bars if b.case.mode == "ddp" and b.case.num_devices == at), bars[-1])
+    if (without := _remove_overlap(first)) is not None:
+        bars.insert(bars.index(first) + 1, without)
     longest = max(bar.total_ms for bar in bars)
     seen = {name for bar in bars for name, ms in bar.parts.items() if ms >= _MIN_VISIBLE * longest}
     labels = [label for label in _LOOKS if label in seen]
 
     def draw(canvas: Any) -> None:
-        wholes = [
-            format_interval(bar.case.step_ms, "ms") or format_quantity(bar.total_ms, "ms", 2) for bar in bars
-        ]
-        names = [label_case(bar.case) for bar in bars]
-        draw_bars(canvas, list(zip(names, wholes, [bar.parts for bar in bars], strict=True)), labels)
+        drawn = [(f"{label_case(bar.case)}{bar.more}", bar.whole, bar.parts) for bar in bars]
+        draw_bars(canvas, drawn, labels)
 
     notes = [
+        "Shares of parts that are not communication are of the anatomy pass, scaled to the timed step.",
         f"“{MIXED}”: what communication adds was not measured there." if MIXED in seen else "",
+        "“Without overlap” is computed: the step under no_sync plus communication by itself."
+        if without
+        else "",
         "Settings whose step is not known to differ from the default's are in the tables only."
-        if len(bars) < len(every)
+        if len(bars) - bool(without) < len(every)
         else "",
     ]
     return Figure(
         key=f"{key}-anatomy",
         title="Where a step goes",
-        caption=_write_caption(bars, workload),
+        caption=_write_caption(first, without),
         note=" ".join(filter(None, notes)),
         terms=tuple(term for part, term in _TERMS.items() if part in seen),
         height_pt=compute_bar_height(len(bars), len(labels)),
@@ -157,6 +172,18 @@ def get_step_parts(case: CaseResult) -> dict[str, float]:
         return found
     factor = (step.estimate - exposed) / others
     return {name: ms if name == EXPOSED else ms * factor for name, ms in found.items()}
+
+
+def _remove_overlap(bar: Bar) -> Bar | None:
+    """Make the bar of the same step if nothing overlapped, of what was measured apart; None without it."""
+    alone, local = bar.case.comm_ms, bar.case.get_interval("no_sync_step_ms")
+    if bar.case.hidden_pct is None or alone is None or local is None or BACKWARD not in bar.parts:
+        return None
+    parts = {name: ms for name, ms in bar.parts.items() if name != EXPOSED}
+    factor = local.estimate / sum(parts.values())
+    parts = {name: ms * factor for name, ms in parts.items()}
+    last = {name: parts.pop(name) for name in ("optimizer",) if name in parts}
+    return Bar(bar.case, {**parts, ALONE: alone.estimate, **last}, ", without overlap")
 
 
 def compute_bar_height(num_bars: int, num_labels: int) -> int:
@@ -209,10 +236,8 @@ def _fill(label: str) -> dict[str, Any]:
     return {"facecolor": COLOURS[colour], "hatch": hatch, "edgecolor": PAPER, "linewidth": 0}
 
 
-def _write_caption(bars: Sequence[Bar], workload: WorkloadCases) -> str:
-    """Describe the first DDP case at the most devices, without DDP the last bar; and what its ms are."""
-    at = find_headline_count([case for case in workload.cases if case.mode == "ddp"])
-    bar = next((b for b in bars if b.case.mode == "ddp" and b.case.num_devices == at), bars[-1])
+def _write_caption(bar: Bar, without: Bar | None) -> str:
+    """Say which part of a bar takes most, and how it compares with the same step `without` overlap."""
     exposed, alone = bar.case.exposed_comm_ms, format_interval(bar.case.get_interval("dp_device0_pct"), "%")
     largest = max(bar.parts, key=lambda name: bar.parts[name])
     name, ms = (largest, bar.parts[largest]) if exposed is None else (EXPOSED, exposed.estimate)
@@ -220,10 +245,11 @@ def _write_caption(bars: Sequence[Bar], workload: WorkloadCases) -> str:
     share = "below the noise" if below else f"{format_quantity(100 * ms / bar.total_ms, '%', 2)} of the step"
     if exposed is not None and math.isnan(exposed.low):
         share = "too few rounds to tell"
-    only = f"; only device 0 works during {alone} of it" if alone else ""
+    said = f" Only device 0 works during {alone} of it." if alone else ""
     written = format_interval(exposed, "ms") or format_quantity(ms, "ms", 2)
-    which = "All other parts" if name == EXPOSED else "Parts"
-    return (
-        f"{label_case(bar.case)}: {name} {written}, {share}{only}. "
-        f"{which} are of a pass of its own (anatomy), scaled to the timed step."
-    )
+    if without:
+        saved = 1 - bar.total_ms / without.total_ms
+        how = "shorter" if saved > 0 else "longer, by contention, waiting and copies"
+        said += f" Without overlap it would take {without.whole}: "
+        said += f"the measured step is {format_percent(abs(saved))} {how}."
+    return f"{label_case(bar.case)}: {name} {written}, {share}.{said}"

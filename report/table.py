@@ -9,7 +9,6 @@ from typing import NamedTuple
 from ..bench.common.numbers import format_integer, format_interval, format_number
 from ..bench.findings.wording import (
     DEFAULT_CAP,
-    format_hidden,
     get_hidden_share,
     get_unit,
     label_case,
@@ -46,14 +45,14 @@ TABLES = {
         "Layers are split by the time that each takes.",
         "images_per_s speedup vs_ddp_default bubble_pct",
     ),
-    "Where the step goes": (
+    "Where a step goes": (
         "Per step, from the anatomy pass, not the timed one: medians over ranks. Backward includes exposed "
         "communication.",
         "data_ms forward_ms backward_ms optimizer_ms anatomy_slowdown_pct",
     ),
     "Communication": (
         "Per step of every DDP case on several devices: several measures, as each leaves something out.",
-        "comm_ms buffers_ms bus_gb_per_s exposed_comm_ms exposed_by hidden_pct overlap_trace_pct "
+        "comm_ms buffers_ms bus_gb_per_s exposed_comm_ms exposed_by hidden_pct "
         "compute_slowdown rank_skew_ms no_sync_step_ms",
     ),
     "torch.compile": (
@@ -86,7 +85,10 @@ TABLES = {
 }
 """Note and names of columns of further tables by title; metrics that none names stand in the last."""
 
-_NAMED = (*RESULTS, *" ".join(names for _, names in TABLES.values()).split())
+_OTHER_OVERLAPS = "overlap_trace_pct", "overlap_window_pct"
+"""Overlap by other definitions: in cases.csv alone, so that one page has one."""
+
+_NAMED = (*RESULTS, *_OTHER_OVERLAPS, *" ".join(names for _, names in TABLES.values()).split())
 _OTHERS = [entry.name for entry in CASES if entry.repeated and entry.name not in _NAMED]
 
 
@@ -174,6 +176,13 @@ def _format_cost(case: CaseResult) -> str:
     return "below the noise" if is_noise else format_interval(found)
 
 
+def _format_overlap(case: CaseResult) -> str:
+    """Write the overlap in percent, from 0, where communication adds more than it takes by itself, to 100."""
+    found = get_hidden_share(case)
+    is_within = found is None or 0 <= found.estimate < 100
+    return format_interval(found) if is_within else "0" if found.estimate < 0 else "100"
+
+
 def _format_over_default(case: CaseResult) -> str:
     found = None if case.answers_nothing or case.is_stand_in else case.get_interval("vs_ddp_default")
     is_reference = found is not None and found.low == found.high == 1
@@ -190,7 +199,7 @@ _CELLS: dict[str, Callable[[CaseResult], str]] = {
     "anatomy_slowdown_pct": _format_cost,
     "exposed_by": lambda case: case.exposed_by if case.exposed_comm_ms else "",
     "gradient_error": partial(_format_power_of_ten, "gradient_error"),
-    "hidden_pct": lambda case: format_hidden(get_hidden_share(case), format_interval),
+    "hidden_pct": _format_overlap,
     "update_error": partial(_format_power_of_ten, "update_error"),
     "vs_ddp_default": _format_over_default,
 }

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ..bench.common.numbers import MIB, TIMES, format_interval, format_number
 from ..bench.findings.late_ranks import LateBucket
+from ..bench.findings.verdicts import Saving
 from ..bench.page.page import Heading, Link, Table
 from ..bench.plan.buckets import BucketLayout
 from ..bench.results.case_result import CaseResult
@@ -23,6 +24,9 @@ from .table import (
     make_text_column,
     tabulate,
 )
+
+SAVINGS = Heading("Per step"), Heading("Where it goes", "long"), Heading("Try", "long")
+"""Columns of what would save time."""
 
 _DROPPED = 4, 0, 1, 3, 2, 5, 6, 7, 8
 """Order in which a narrow terminal leaves out columns of the results, the highest first, 0 never."""
@@ -44,13 +48,19 @@ def make_tables(
     last = make_column("num_rounds"), links, make_column("num_devices"), make_column("case_id")
     return [
         tabulate("Every column", ok, after=last),
-        tabulate("Where the step goes", ok),
+        tabulate("Where a step goes", ok),
         tabulate("Communication", [case for case in ddp if case.num_devices > 1]),
         _tabulate_compiling(ok, comparisons),
         tabulate("GPUs under load", ok),
         tabulate("DataParallel's stages", dp),
         tabulate_layouts(ddp),
     ]
+
+
+def tabulate_savings(savings: Sequence[Saving], note: str = "") -> Table | None:
+    """Tabulate what changes would save of each step, the largest first; `note` says what it consists of."""
+    rows = [(format_interval(one.ms, "ms"), one.what, f"try {one.remedy}") for one in savings]
+    return Table("What would save time", note, SAVINGS, tuple(rows)) if rows else None
 
 
 def tabulate_results(cases: Sequence[CaseResult], best: str = "") -> list[Table | None]:
@@ -73,8 +83,7 @@ def tabulate_results(cases: Sequence[CaseResult], best: str = "") -> list[Table 
 
 def _explain_not_comparable(case: CaseResult) -> str:
     """Say why a case's speed is not held against that of others."""
-    shared = "devices are shared: shows that it runs" if case.oversubscribed else ""
-    return shared or "emulated: not DP's speed on GPUs"
+    return "devices are shared" if case.oversubscribed else "emulated on CPU cores"
 
 
 def _format_sizes(case: CaseResult) -> str:

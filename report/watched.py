@@ -56,19 +56,22 @@ def make_watched_page(run: RunData, files: Files) -> Page:
         Section("all-tables", "More tables", tables=[one for one in more if one is not None]),
     )
     told = conditions.group_conditions(manifest, cases)
+    subtitle, setup = conditions.write_subtitle(run, measured, "run")
     return Page(
         title=manifest.name or run.path.name,
         heading=conditions.write_heading(cases),
         status=_describe_steps(watched, manifest.timing),
-        subtitle=conditions.write_subtitle(run, measured, "run"),
+        subtitle=subtitle,
+        setup=setup,
         cards=answers,
         trust=found.trust,
         following=NextStep(found.advice, "") if found.advice else None,
+        savings=tables.tabulate_savings(found.settings.savings),
         notes=found.notes,
         intervals="95% intervals",
         figures=[draw_ranks(manifest, watched.ranks, shown)] if shown else [],
         tables=[
-            *tabulate_settings(found.settings),
+            *tabulate_unmeasured(found.settings),
             *([tabulate_ranks(manifest, watched.ranks, shown)] if shown else []),
         ],
         folds=[fold for fold in folds if fold.figures or fold.tables],
@@ -109,13 +112,11 @@ def _list_parts(ranks: Sequence[WatchedRank]) -> list[str]:
     return [part for part in known if any(one.parts[part].estimate > 0 for one in ranks)]
 
 
-def tabulate_settings(found: SettingsAdvice) -> list[Table]:
-    """Tabulate what changes of settings would save, and apart from that those whose cost nobody knows."""
-    columns = Heading("Cost of each step"), Heading("Where it goes", "long"), Heading("Try", "long")
-    savings = [(format_interval(one.ms, "ms"), one.what, f"try {one.remedy}") for one in found.savings]
-    others = [("not measured", what, f"try {remedy}") for what, remedy in found.unmeasured]
-    named = {"What would save time": savings, "Set badly, at a cost that was not measured": others}
-    return [Table(title, "", columns, tuple(rows)) for title, rows in named.items() if rows]
+def tabulate_unmeasured(found: SettingsAdvice) -> list[Table]:
+    """Tabulate settings whose cost nobody knows, and what to try in their place."""
+    rows = [("not measured", what, f"try {remedy}") for what, remedy in found.unmeasured]
+    title = "Set badly, at a cost that was not measured"
+    return [Table(title, "", tables.SAVINGS, tuple(rows))] if rows else []
 
 
 def tabulate_ranks(manifest: Manifest, ranks: Sequence[WatchedRank], shown: Sequence[str]) -> Table:

@@ -43,7 +43,8 @@ def answer_questions(run: RunData) -> list[Verdict]:
         known = [one for one in run.compared if {one.case_id, one.reference_id} <= ids]
         wrapper, settings = answer_wrapper(here, known, run.manifest.margin), answer_settings(here, known)
         if wrapper and settings and settings.paste:  # a setting that is faster and trains the same
-            wrapper = replace(wrapper, text=f"{wrapper.text}; {settings.text.partition(';')[0]}")
+            first, _, _ = settings.sentence.removesuffix(".").partition(". ")
+            wrapper = replace(wrapper, text=f"{wrapper.text}. {first}")
         straggler = describe_straggler(ddp, run.manifest, run.times)
         answers = wrapper, settings, answer_communication(ddp, run.typical, straggler)
         found += [replace(one, of=label) for one in answers if one]
@@ -151,7 +152,6 @@ def answer_wrapper(
         WRAPPER,
         one,
         (f"{name_mode(case)} on {name_devices(case)}", ONE_DEVICE),
-        "; DP is not measurable without GPUs" if stand_ins else "",
         heading=f"{SPECS[case.mode].label} or {ONE_DEVICE}",
         notes=(OVERHEAD_NOTE,) if is_overhead else (),
         background=tuple(filter(None, background)),

@@ -241,7 +241,7 @@ def check_rounds(ok: Sequence[CaseResult], times: RoundTimes) -> Iterator[Cautio
         percent, low, high = (100 * math.expm1(slope * (last - first)) for slope in slopes)
         yield Caution(
             kind="drift",
-            short=f"the machine became {abs(percent):.0f}% {'faster' if percent > 0 else 'slower'} during it",
+            short=f"the machine became {abs(percent):.0f}% {'faster' if percent > 0 else 'slower'} meanwhile",
             text=f"the pace of all cases changed by {percent:+.1f}% [{low:+.1f}, {high:+.1f}] from round "
             f"{first} to {last}; speed-up and efficiency are formed inside rounds and stand, "
             f"{format_rate_unit(ok[0].unit)} and ms do not carry over to another run",
@@ -261,7 +261,7 @@ def check_rounds(ok: Sequence[CaseResult], times: RoundTimes) -> Iterator[Cautio
         yield Caution(
             kind="scattered rounds",
             case_id=worst.case_id,
-            short=f"rounds that vary by up to {size}",
+            short=f"rounds vary by up to {size}",
             text=f"rounds scatter by {size} about the median "
             f"({label_case(worst)}; {format_count(num_wide, 'case')} of {len(beyond)} by more than "
             f"{100 * MAX_SCATTER:.0f}%)",

@@ -160,7 +160,7 @@ def _describe_overlap(ddp: CaseResult, contention: Interval | None) -> tuple[str
     """Continue the answer by what is overlapped, as far as it is known, and say why nothing is."""
     hidden, skew, alone = get_hidden_share(ddp), ddp.rank_skew_ms, ddp.comm_ms
     if hidden is None:
-        return "; how much is overlapped is not known" if ddp.hidden_pct else "", ""
+        return ". How much of it is overlapped is not known" if ddp.hidden_pct else "", ""
     background = ""
     if contention.low > 0 if contention else hidden.high < 0:
         why = (
@@ -172,10 +172,10 @@ def _describe_overlap(ddp: CaseResult, contention: Interval | None) -> tuple[str
         background = f"Why communication adds more than it takes alone: {why}, or ranks wait{apart}"
     if alone is None or contention is None:
         return "", background
-    by_itself = f"; by itself it takes {format_interval(alone, 'ms')}"
+    by_itself = f". By itself it takes {format_interval(alone, 'ms')}"
     if background:
-        on_top = f"contention, waiting and copies add {format_interval(contention, 'ms')}"
-        return f"{by_itself}: nothing is overlapped, and {on_top}", background
+        on_top = f"Contention, waiting and copies add another {format_interval(contention, 'ms')}"
+        return f"{by_itself}: nothing is overlapped. {on_top}", background
     if hidden.estimate < 0:
         return f"{by_itself}, of which at most {max(hidden.high, 0):.0f}% is overlapped", ""
     return f"{by_itself}, of which {format_to_places(hidden, 0, '%')} is overlapped", ""

@@ -17,10 +17,10 @@ from .verdicts import Verdict
 
 
 class Trust(Record, frozen=True, omit_defaults=False):
-    """Trust in the answers of a run, a phrase for each claim that they make."""
+    """Trust in the answers of a run, by the claims that they make."""
 
     order: str
-    """Trust in which is faster."""
+    """Trust in which is faster, in sentences as all of them."""
     size: str
     """Trust in the size of the difference, in this run."""
     next_run: str
@@ -29,7 +29,7 @@ class Trust(Record, frozen=True, omit_defaults=False):
 
     @property
     def lines(self) -> dict[str, str]:
-        """The phrases by the claim that they are of."""
+        """The sentences by the claim that they are of."""
         names = ("which is faster", "by how much", "next run", "other machines")
         return dict(zip(names, (self.order, self.size, self.next_run, self.other_machines), strict=True))
 
@@ -53,27 +53,28 @@ def assess_confidence(
         for claim in (DIRECTION, SIZES, TRANSFER)
     )
     compared = [one for one in verdicts if one.comparisons]
-    order = "reliable within this run" if compared else "nothing is compared"
+    order = "The order is reliable within this run." if compared else "Nothing is compared."
     if compared and all(one.is_open for one in compared):
-        order = "nothing is resolved"
-    size = f"ratios hold within their intervals{f', with {weak}' if weak else ''}"
+        order = "Nothing is resolved yet."
+    size = f"Ratios hold within their intervals.{f' Caution: {weak}.' if weak else ''}"
     if all(one.answer == TOO_FEW for one in verdicts):
-        size = "not known: too few rounds for intervals"
-    changed = f"; ms and rates do not carry over ({transfer})" if transfer else ""
+        size = "This is not known: there are too few rounds for intervals."
+    others, _, _ = load.partition("; ")
+    changed = f" Times and rates do not carry over: {transfer}." if transfer else ""
     return Trust(
-        order=f"in doubt ({direction})" if direction else order,
-        size=f"{size}; {load}" if load else size,
+        order=f"The order is in doubt: {direction}." if direction else order,
+        size=f"{size} {others[:1].upper()}{others[1:]}." if others else size,
         next_run=f"{repeats}{changed}",
-        other_machines="a device here is a CPU core; measure on GPUs"
+        other_machines="Measure on GPUs, for a device here is a CPU core."
         if on_cpu
-        else "depends on GPU, interconnect and PyTorch version: measure there",
+        else "Measure there: speed depends on GPU, interconnect and PyTorch version.",
     )
 
 
 MIN_RUNS = 3
 """Two agree or not; they have no scatter to hold their intervals against."""
 
-UNKNOWN_REPEATABILITY = "unknown; run the same command twice more to find out"
+UNKNOWN_REPEATABILITY = "This is not known. Run the same command twice more to find out."
 
 
 class Agreement(NamedTuple):
@@ -129,13 +130,13 @@ def describe_repeatability(
     apart = hold = ""
     if ratios:
         held, total = sum(one.holding for one in ratios), sum(one.num_runs for one in ratios)
-        apart = f", ratios {_describe_scatter(ratios)}"
-        share = f"{format_percent(held / total)} where at least 95% would if rounds alone differed"
-        hold = f"; {held} of {total} intervals of ratios hold the common value, {share}"
+        apart = f", ratios by {_describe_scatter(ratios)}"
+        share = f"{format_percent(held / total)}, where 95% would if rounds alone differed"
+        hold = f" {held} of {total} intervals of ratios hold the common value: {share}."
     others = format_count(len(runs) - 1, "earlier run")
     return (
-        f"with {others} of this plan: rates {_describe_scatter(rates)}{apart} apart (standard "
-        f"deviation){hold}"
+        f"In this and {others} of the plan, rates vary by {_describe_scatter(rates)}{apart} (standard "
+        f"deviation).{hold}"
     )
 
 

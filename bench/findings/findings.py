@@ -76,7 +76,7 @@ def conclude_run(run: RunData) -> Conclusion:
     cautions = find_cautions(manifest, cases, run.times)
     on_cpu = any(case.device_type == "cpu" for case in cases)
     notes = (
-        *([step.consists_of, *(saving.sentence for saving in step.savings)] if step else []),
+        *([step.consists_of] if step and not step.savings else []),
         *(f"{note}." for one in verdicts for note in one.notes),
         *describe_cases(cases),
     )
@@ -104,7 +104,7 @@ def summarize_run(run: RunData, conclusion: Conclusion | None = None) -> dict[st
 
     Of an answer: the question, such as wrapper or communication; of a comparison one of `ANSWERS`, else
     resolved; a sentence; a line of code that follows from it, which may be empty. `trust` is what the answers
-    are worth, by what they claim, and None where there are none.
+    are worth, by what they claim, and None where there are none. `step` has milliseconds of each step.
     """
     found = conclusion or conclude_run(run)
     return {
@@ -114,6 +114,7 @@ def summarize_run(run: RunData, conclusion: Conclusion | None = None) -> dict[st
             for one in found.verdicts
         ],
         "findings": [*found.notes, *found.background],
+        "step": found.step,
         "next": found.next_step,
         "trust": found.trust,
         "cautions": found.cautions,

@@ -124,9 +124,9 @@ def _propose_less_communication(
         gain = min(gain, sent.scale(0.5), key=lambda ms: ms.estimate)
     halved = {"bucket_cap_mb": format_value(axes["bucket_cap_mb"][0]), "comm_hook": "none,bf16", "out": None}
     why = (
-        f"no bucket cap helps; 16-bit gradients halve the bytes, at most {format_interval(gain, 'ms')} less, "
+        "No bucket cap helps. 16-bit gradients halve the bytes: a step takes at most "
+        f"{format_interval(gain, 'ms')} less. They change the training: check the loss."
     )
-    why += "but change the training: check the loss"
     return NextStep(why, write_command(manifest, **first, modes="ddp", **halved))
 
 
@@ -137,8 +137,8 @@ def _propose_larger_batch(
     size = int(ddp.batch or 0)
     if saving is None or not size or "batch_size" in first:
         return None
-    why = f"{format_interval(saving.ms, 'ms')} of each step go to {saving.what}; larger batches take fewer "
-    why += "steps, but change the training: check the loss"
+    why = f"{saving.what.capitalize()} takes {format_interval(saving.ms, 'ms')} of each step. "
+    why += "Larger batches take fewer steps, but change the training: check the loss."
     cap = format_value(manifest.settings.get_first("bucket_cap_mb"))
     tried = {**first, "batch_size": format_value([size, 2 * size, 4 * size]), "bucket_cap_mb": cap}
     return NextStep(why, write_command(manifest, **tried, modes="ddp", out=None))

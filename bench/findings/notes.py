@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ..common.numbers import format_count
@@ -16,16 +17,17 @@ def describe_cases(cases: Sequence[CaseResult]) -> list[str]:
     """Say what was not measured: cases that were skipped, and passes, a sentence each."""
     found = (
         "" if any(case.is_ok for case in cases) else "Nothing was measured: no case ended with status ok.",
-        _describe_skipped(cases),
+        *_describe_skipped(cases),
         _describe_missing_passes(cases),
     )
     return [said for said in found if said]
 
 
-def _describe_skipped(cases: Sequence[CaseResult]) -> str:
-    """Cases that were skipped, by reason, place and settings; of a count that was not tried its number."""
+def _describe_skipped(cases: Sequence[CaseResult]) -> list[str]:
+    """Name skipped cases by place and settings, a sentence for each reason; untried counts as such."""
     skipped = [case for case in cases if case.status == "skipped"]
     tried = {case.num_devices for case in cases if case.status != "skipped"}
+    counts = Counter(case.reason for case in skipped)
     by_reason: dict[str, dict[str, list[str]]] = {}
     for case in skipped:
         where, changed = name_case_parts(case)
@@ -36,12 +38,10 @@ def _describe_skipped(cases: Sequence[CaseResult]) -> str:
     said = []
     for why, of in by_reason.items():
         named = [f"{where} with {format_list(names)}" if names else where for where, names in of.items()]
-        said.append(f"{format_list(named)}: {why}")
-    others = len(said) - _REASONS
-    more = f"; and for {format_count(others, 'other reason')}" if others > 0 else ""
-    return (
-        f"{format_count(len(skipped), 'case')} skipped: {'; '.join(said[:_REASONS])}{more}." if said else ""
-    )
+        said.append(f"{format_count(counts[why], 'case')} skipped, {format_list(named)}: {why}.")
+    others = sum([*counts.values()][_REASONS:])
+    more = [f"{format_count(others, 'other case')} skipped."] if others else []
+    return said[:_REASONS] + more
 
 
 def _describe_missing_passes(cases: Sequence[CaseResult]) -> str:

@@ -59,7 +59,7 @@ def answer_settings(cases: Sequence[CaseResult], comparisons: Sequence[Compariso
     beside = [name for name in left if name != named[shown.case_id]]
     kept = name_settings(default.list_changed()) or "the default"
     only_caps = all(axes.keys() == {"bucket_cap_mb"} for axes in changed.values())
-    noun = "caps" if only_caps else "settings"
+    noun = "bucket caps" if only_caps else "settings"
     name, fact, label = named[shown.case_id], f"is {format_ratio(shown.ratio)} as fast", ""
     if best:
         answer, label, text = (
@@ -117,7 +117,7 @@ def _compare_with_one_device(case: CaseResult) -> str:
     """Add how fast a case on several devices is beside one device, where that is known."""
     if case.num_devices < 2 or case.speedup is None:
         return ""
-    return f"; with it {name_mode(case)} is {format_ratio(case.speedup)} as fast as one device"
+    return f". With it {name_mode(case)} is {format_ratio(case.speedup)} as fast as one device"
 
 
 def _name_alternative(case: CaseResult, changed: dict[str, str]) -> str:

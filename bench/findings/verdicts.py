@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ..common.numbers import format_interval, format_percent, format_ratio
+from ..common.numbers import format_percent, format_ratio
 from ..results.comparisons import EQUAL, FASTER, OPEN_ANSWERS, SLOWER, TOO_FEW, UNRESOLVED, Comparison
 from ..stats.fit import MIN_ROUNDS
 from ..stats.interval import Interval
@@ -33,11 +33,6 @@ class Saving:
     what: str
     """Name of what takes the time."""
     remedy: str
-
-    @property
-    def sentence(self) -> str:
-        """Name the cost, and what to try against it."""
-        return f"{format_interval(self.ms, 'ms')} of each step go to {self.what}: try {self.remedy}."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ..common.numbers import TIMES, format_count, format_integer
@@ -16,15 +16,13 @@ from ..plan.settings import IMAGES
 from ..results.case_result import CaseResult
 from ..stats.interval import Interval
 
-CPU_STAND_IN = "A device here is one CPU core standing in for a GPU: ratios show the mechanism, not GPU speed"
+CPU_STAND_IN = "CPU cores stand in for GPUs: ratios show the mechanism, not the speed of GPUs"
 """Stands beside every number that was measured on CPU cores."""
 
 DEFAULT_CAP = "Cap default is PyTorch's: a first bucket of 1 MiB, then 25 MiB"
 """Stands where other caps are shown beside it."""
 
-_EMULATED_DP = (
-    "DP is emulated: one process goes through nn.DataParallel's stages on CPU cores; it is not compared"
-)
+_EMULATED_DP = "Without GPUs, DP cannot be compared with DDP: its rows are an emulation"
 
 _SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B"}
 _LINK = re.compile(r"(?P<rate>[0-9]+(?:\.[0-9]+)?)(?P<unit>[kmg])bit(?:\+(?P<delay>[0-9.]+)(?P<time>\w+))?")
@@ -41,16 +39,6 @@ def get_hidden_share(case: CaseResult) -> Interval | None:
     """Return the percent of communication that is hidden; None where it is not known to 50 points."""
     found = case.hidden_pct
     return found if found and found.high - found.low <= MAX_HIDDEN_WIDTH_PCT else None
-
-
-def format_hidden(found: Interval | None, written: Callable[[Interval], str]) -> str:
-    """Write such a share if it is known; `none` where communication adds more than it takes alone.
-
-    `all` where it adds nothing.
-    """
-    if found is None:
-        return ""
-    return "none" if found.estimate < 0 else "all" if found.estimate >= 100 else written(found)
 
 
 def name_model(arch: str) -> str:

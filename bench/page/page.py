@@ -130,6 +130,9 @@ class Page:
     facts: Sequence[str] = ()
     """Sentences to know before the numbers."""
     subtitle: Sequence[str] = ()
+    """Facts that go on from the heading."""
+    setup: Sequence[str] = ()
+    """Facts of how and where it was measured, which come last."""
     command: str = ""
     warnings: Sequence[str] = ()
     """Sentences that speak against the numbers."""
@@ -137,6 +140,8 @@ class Page:
     trust: Mapping[str, str] = field(default_factory=dict)
     """Trust in the answers, by what they claim; empty where there are none."""
     following: NextStep | None = None
+    savings: Table | None = None
+    """Time that changes would save, the largest first."""
     cautions: Sequence[tuple[str, str]] = ()
     """Things to know before trusting it: a kind and a sentence each, which trust sums up."""
     notes: Sequence[str] = ()

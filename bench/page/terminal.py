@@ -34,22 +34,25 @@ def print_page(page: Page, *, place: str = "", piped_width: int = PIPED_WIDTH) -
     """
     width = RichConsole(file=sys.stdout).width if sys.stdout.isatty() else piped_width
     text_width = min(width, TEXT_WIDTH)
-    trust = enumerate(page.trust.items())
-    after = [("" if i else "Confidence", f"{claim}: {worth}") for i, (claim, worth) in trust]
-    after += [("Next step", page.following.why)] if page.following else []
+    trust = [f"{claim.capitalize()}? {worth}" for claim, worth in page.trust.items()]
+    after = [("" if i else "Confidence", line) for i, line in enumerate(trust)]
+    after += (
+        [("Next step", page.following.why[:1].upper() + page.following.why[1:])] if page.following else []
+    )
+    is_verdict = page.tone is not None
+    ran = [("This run", page.status * (not is_verdict)), ("Conditions", " · ".join(page.setup))]
     answers = [(card.title, card.sentence) for card in page.cards]
     labels = max([LABEL_WIDTH, *(len(escape_controls(label)) + 2 for label, _ in (*answers, *after))])
 
     def label_lines(found: Iterable[tuple[str, str]]) -> list[str]:
-        return [_fill_line(f"{escape_controls(label):<{labels}}", said, text_width) for label, said in found]
+        told = ((label, said) for label, said in found if said)
+        return [_fill_line(f"{escape_controls(label):<{labels}}", said, text_width) for label, said in told]
 
-    subtitle = _fill_line("", " · ".join(page.subtitle), text_width)
-    status = page.status
     if page.tone is not None:
-        said = Text(f"{page.tone.sign} {escape_controls(status)}", style=page.tone.style)
+        said = Text(f"{page.tone.sign} {escape_controls(page.status)}", style=page.tone.style)
         RichConsole(file=sys.stdout).print(said, soft_wrap=True)
-        status = ""
-    head = (page.heading, status, subtitle, *page.facts, *page.warnings)
+    first = _fill_line("", " · ".join(filter(None, (page.heading, *page.subtitle))), text_width)
+    head = (first, *page.facts, *page.warnings)
     _print(*head)
     _print(*label_lines(answers), gap=any(head))
     for i, table in enumerate(page.tables):
@@ -58,8 +61,12 @@ def print_page(page: Page, *, place: str = "", piped_width: int = PIPED_WIDTH) -
     explained = " The report explains the columns." if place and page.terms else ""
     _print(f"In parentheses: {page.intervals}.{explained}" if page.intervals and page.tables else "")
     _print(*(_fill_line("- ", note, text_width) for note in page.notes), gap=True)
+    if page.savings:
+        _print(_fill_line("", page.savings.note, text_width), f"{page.savings.title}:", gap=True)
+        _show_table(page.savings, width, text_width)
     command = f"  {page.following.command}" if page.following and page.following.command else ""
-    _print(*label_lines(after), command, f"{'Report':<{labels}}{place}" if place else "", gap=True)
+    report = f"{'Report':<{labels}}{place}" if place else ""
+    _print(*label_lines(after), command, *label_lines(ran), report, gap=True)
 
 
 def _print(*lines: str, gap: bool = False) -> None:
@@ -83,7 +90,10 @@ def _fill_line(label: str, said: str, width: int) -> str:
 
 def _show_table(table: Table, width: int, text_width: int) -> None:
     if any(column.kind == "long" for column in table.columns):  # no line is too long where each is a text
-        _print(*(": ".join(filter(None, map(_format_cell, row))) for row in table.rows))
+        rows = [[*map(_format_cell, row)] for row in table.rows]
+        first = max(cell_len(row[0]) for row in rows)
+        for label, *texts in rows:
+            _print(_fill_line(f"  {label:>{first}}  ", ": ".join(filter(None, texts)), text_width))
         return
     kept = choose_columns(table, width)
     RichConsole(file=sys.stdout, width=max(width, _measure_width(table, kept))).print(make_grid(table, width))

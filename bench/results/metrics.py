@@ -157,21 +157,19 @@ SPEED: tuple[Column, ...] = (
             when=lambda case: case.get_setting("sync_batchnorm") != "True",
             needs_interval=True,
         ),
-        shown=f"Overlap = 100 {TIMES} (1 - exposed / communication alone); none where it adds more "
-        "than it takes alone, all where it adds nothing, empty where it is not known to 50 points",
+        shown="Overlap = the share of communication that costs no time, 1 - exposed / communication alone; 0 "
+        "where it adds more than it takes alone, empty where it is not known to 50 points",
     ),
     *declare_interval_columns(
         "overlap_trace_pct",
         "time in which both compute and communication run, over the time communication runs, per "
-        "rank; unlike “Overlap” it counts compute that communication slows, and waiting for other ranks",
+        "rank; unlike `hidden_pct` it counts compute that communication slows, and waiting for other ranks",
         ends=(0, 100),
-        shown="Communication-computation overlap =",
     ),
     *declare_interval_columns(
         "overlap_window_pct",
         "DDP's own logger: the part of its communication window that lies inside the backward",
         ends=(0, 100),
-        shown="Overlap, DDP window =",
     ),
     *declare_interval_columns(
         "compute_slowdown",

@@ -38,7 +38,7 @@ GROUPS = {
 """Settings by the title of their group in `--help`, in the order of reading."""
 
 
-COMMON = ("modes", "gpus", "workload", "bucket_cap_mb", "max_time")
+COMMON = ("modes", "gpus", "bucket_cap_mb", "max_time", "dry_run")
 """Options that `--help` shows; `--help-all` shows all."""
 
 
@@ -84,7 +84,7 @@ def make_parser(told: CommandHelp = RUN) -> Parser:
         common=COMMON,
         examples=told.examples,
         exit_codes=EXIT_CODES,
-        details="An option on|off may stand alone for on; of one with ,… each value is measured. Settings "
+        details="An option on|off without a value means on. Every value of a list (,…) is measured. Settings "
         f"come from defaults, then {told.layers}, then --config, then these options.",
     )
 

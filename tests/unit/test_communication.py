@@ -15,6 +15,7 @@ from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.findings.late_ranks import find_straggler
 from ddp_bench.bench.results.columns import BLOCKS, make_frame
 from ddp_bench.bench.stats.interval import Interval
+from ddp_bench.report.tables import tabulate_savings
 
 STEP = {"step_ms": 100.0, "exposed_comm_ms": 3.0, "buffers_ms": 1.0, "data_ms": 0.1, "rank_skew_ms": 2.0}
 
@@ -123,25 +124,28 @@ def test_exposed_time_is_not_called_all_reduce_where_the_overlap_is_not_known():
     vague = {"hidden_pct": 40.0, "hidden_pct_low": -80.0, "hidden_pct_high": 160.0}
     row = DDP | measured(**STEP | {"exposed_comm_ms": 40.0, "comm_ms": 20.0}) | vague
     made = concluded(SINGLE, row)
-    assert "how much is overlapped is not known" in made.verdicts[1].sentence
+    assert "How much of it is overlapped is not known" in made.verdicts[1].sentence
     (saving,) = made.step.savings
     assert (saving.what, saving.ms.estimate) == ("exposed communication", 40.0)
 
 
 def test_the_step_of_dp_on_the_same_gpus_stands_beside_it():
     rows = [SINGLE, case("dp", 2, 190.0) | measured(step_ms=84.0)]
-    step, saved = concluded(*rows, DDP | measured(**STEP | {"data_ms": 30.0})).notes
-    assert step.endswith("takes 100 (99\N{EN DASH}101) ms, under DP 84.0 (83.2\N{EN DASH}84.8) ms.")
-    assert saved.startswith(
-        "30.0 (29.7\N{EN DASH}30.3) ms of each step go to data loading: try more --data-workers"
-    )
+    made = concluded(*rows, DDP | measured(**STEP | {"data_ms": 30.0}))
+    told = "takes 100 (99\N{EN DASH}101) ms, under DP 84.0 (83.2\N{EN DASH}84.8) ms."
+    assert made.step.consists_of.endswith(told)
+    assert not made.notes, "it stands beside what would save time"
+    shown = tabulate_savings(made.step.savings, made.step.consists_of)
+    assert shown.note.endswith(told)
+    saved = "30.0 (29.7\N{EN DASH}30.3) ms", "data loading", "try more --data-workers or a faster source"
+    assert shown.rows == (saved,)
 
 
 @pytest.mark.parametrize("buffers_ms", [1.0, 8.0])
 def test_the_parts_of_a_step_add_up(buffers_ms):
     step = STEP | {"exposed_comm_ms": 41.0, "comm_ms": 16.0, "buffers_ms": buffers_ms}
     single = SINGLE | measured(step_ms=50.0)
-    note, *_ = concluded(single, DDP | measured(**step)).notes
+    note = concluded(single, DDP | measured(**step)).step.consists_of
     told = [float(part.split()[0]) for part in note.split(": ")[1].split(" + ")]
     assert told == ([50.0, 41.0, 9.0] if buffers_ms == 1 else [50.0, 8.0, 33.0, 9.0])
 
@@ -238,7 +242,7 @@ def test_what_contention_adds_has_the_interval_of_its_rounds():
     ddp = DDP | measured(step_ms=60.0, exposed_comm_ms=30.0, comm_ms=10.0) | hiding(-210, -190)
     columns = (SINGLE, "timed", 28), (ddp, "timed", 60), (ddp, "no_sync", 30), (ddp, "comm", 10)
     made = conclude_run(made_run([SINGLE, ddp], blocks=blocks_of(*columns)))
-    value, ends = made.verdicts[1].sentence.rstrip(".").split(" add ")[1].split()[:2]
+    value, ends = made.verdicts[1].sentence.rstrip(".").split(" another ")[1].split()[:2]
     low, high = map(float, ends.strip("()").split("\N{EN DASH}"))
     assert low < 20 < high
     assert abs(float(value) - 20) < 0.5
@@ -259,7 +263,7 @@ def test_what_contention_adds_has_the_interval_of_its_rounds():
 )
 def test_a_sum_begins_with_what_one_device_takes_for_the_same_work(settings, single, first):
     ddp = DDP | measured(**STEP | {"step_ms": 150.0, "exposed_comm_ms": 30.0}) | settings
-    note, *_ = concluded(SINGLE | measured(step_ms=single), ddp).notes
+    note = concluded(SINGLE | measured(step_ms=single), ddp).step.consists_of
     assert note.split(": ")[1].startswith(first)
     told = note.rstrip(".").split(": ")[1].replace(" - ", " + -").split(" + ")
     assert sum(float(part.split()[0]) for part in told) == pytest.approx(150, abs=1)

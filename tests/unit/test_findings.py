@@ -27,6 +27,7 @@ from ddp_bench.bench.findings.confidence import assess_confidence
 from ddp_bench.bench.findings.findings import conclude_run, find_cautions
 from ddp_bench.bench.findings.notes import explain_not_measured
 from ddp_bench.bench.findings.verdicts import CAP, COMMUNICATION, WRAPPER, Verdict
+from ddp_bench.bench.findings.wording import describe_stand_ins
 from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.case_result import CaseResult, read_case_results
 from ddp_bench.bench.results.columns import make_frame
@@ -79,7 +80,8 @@ def test_a_stand_in_is_not_ranked():
     stages, published = verdict.background
     assert stages.startswith("Stages of emulated DP, in a pass of their own: reduce 14 ms")
     assert "replicate 2.0 ms, scatter 1.0 ms" in stages
-    assert verdict.sentence.endswith("as fast as one device; DP is not measurable without GPUs.")
+    assert verdict.sentence.endswith("as fast as one device.")
+    assert describe_stand_ins(map(CaseResult.from_row, [single, dp]))[1].startswith("Without GPUs, DP cannot")
     assert published == PUBLISHED_NOTE
     assert WRAPPER not in found(single, dp), "nor against one device"
     assert PUBLISHED_NOTE not in wrapper(1.5, 1.7).background
@@ -105,7 +107,7 @@ def test_the_line_to_paste_has_what_the_whole_run_was_measured_with():
 
 
 BEGINS = {
-    EQUAL: "Keep the default: none of the 2 other caps is ",
+    EQUAL: "Keep the default: none of the 2 other bucket caps is ",
     UNRESOLVED: "Unresolved: the best of ",
     TOO_FEW: "Too few rounds",
 }
@@ -117,8 +119,8 @@ BEGINS = {
         ((0.99, 1.01), (0.98, 1.02), EQUAL, "more than 2% faster"),
         ((1.01, 1.03), (0.99, 1.01), EQUAL, "more than 3% faster"),
         ((0.70, 0.72), (0.80, 0.90), EQUAL, "is faster"),
-        ((0.92, 1.10), (0.80, 1.30), UNRESOLVED, "2 caps, cap 25 MiB, is 1.02"),
-        ((0.90, 1.10), (0.70, 0.80), UNRESOLVED, "2 caps, cap 1 MiB, is 0.99"),
+        ((0.92, 1.10), (0.80, 1.30), UNRESOLVED, "2 bucket caps, cap 25 MiB, is 1.02"),
+        ((0.90, 1.10), (0.70, 0.80), UNRESOLVED, "2 bucket caps, cap 1 MiB, is 0.99"),
         ((NAN, NAN), (NAN, NAN), TOO_FEW, "cap 1 MiB, cap 25 MiB with"),
         ((0.99, 1.01), (NAN, NAN), TOO_FEW, "compare cap 25 MiB with"),
     ],
@@ -147,7 +149,7 @@ def test_the_first_answer_names_the_cap_with_which_ddp_is_faster(dp, setting, ra
     first = answer_questions(made_run(rows, by))[0]
     assert (first.question, first.answer) == (WRAPPER, FASTER)
     assert first.sentence.count(" is 1.") == 1 + named
-    assert ("; cap 1 MiB is 1.31" in first.sentence) == named
+    assert (". Cap 1 MiB is 1.31" in first.sentence) == named
 
 
 def test_one_known_cap_beside_an_unknown_one_is_named_by_itself():
@@ -158,7 +160,7 @@ def test_one_known_cap_beside_an_unknown_one_is_named_by_itself():
 
 def test_the_best_is_the_one_with_the_best_estimate_however_wide_the_others_are():
     verdict = caps(over(CAP_1, DDP, 0.5, 1.5), over(CAP_25, DDP, 0.93, 1.03))
-    assert "the best of 2 caps, cap 25 MiB, is 0.98" in verdict.sentence
+    assert "the best of 2 bucket caps, cap 25 MiB, is 0.98" in verdict.sentence
     assert verdict.notes == ("Still undecided: cap 1 MiB",)
 
 
@@ -303,19 +305,21 @@ def test_ranks_that_take_turns_at_being_slow_are_not_named():
     assert linked(40.0, ((80.0, 81.0),) * 6, **measured(rank_skew_ms=1.0)) == []
 
 
-def test_skipped_cases_are_one_line_with_their_count():
+def test_skipped_cases_are_a_sentence_for_each_reason_with_their_count():
     few = {"status": "skipped", "reason": "needs 4 GPUs per machine, there are 2"}
     skipped = [case("ddp", 4, bucket_cap_mb=cap, **few) for cap in ("default", "1")]
     plain = case("dp", 1, status="skipped", reason="the \x1b[31mplain module")
     alike = CAP_1 | {"status": "skipped", "reason": "same bucket layout"}
-    (note,) = concluded(SINGLE, DDP, *skipped, plain, alike).notes
-    assert note.startswith("4 cases skipped: 4 devices: needs 4 GPUs per machine, there are 2; ")
-    assert "DDP on 2 GPUs with cap 1 MiB: same bucket layout" in note
-    assert r"the \x1b[31mplain module" in note
+    first, second, third = concluded(SINGLE, DDP, *skipped, plain, alike).notes
+    assert first == "2 cases skipped, 4 devices: needs 4 GPUs per machine, there are 2."
+    assert second.endswith(r": the \x1b[31mplain module.")
+    assert third == "1 case skipped, DDP on 2 GPUs with cap 1 MiB: same bucket layout."
+    others = [alike | {"reason": f"reason {i}", "case_id": f"c{i}"} for i in range(5)]
+    assert concluded(SINGLE, DDP, *others).notes[-1] == "2 other cases skipped."
 
 
-OPEN_YET = "nothing is resolved"
-DOUBT = "in doubt (few rounds)"
+OPEN_YET = "Nothing is resolved yet."
+DOUBT = "The order is in doubt: few rounds."
 
 
 def verdict_of(answer, *comparisons):
@@ -328,36 +332,36 @@ ONE = over(DDP, DP, 1.2, 1.3)
 @pytest.mark.parametrize(
     ("kinds", "order", "size", "alone"),
     [
-        ([], OPEN_YET, "within their intervals", ""),
-        (["slowed GPUs"], OPEN_YET, "within their intervals, with slowed GPUs", ""),
-        (["few rounds", "scattered rounds"], DOUBT, "within their intervals, with scattered rounds", ""),
-        (["other load", "drift"], OPEN_YET, "within their intervals, with other load", "drift"),
-        (["few rounds", "drift"], DOUBT, "within their intervals", "drift"),
-        (["few rounds", "slow links"], DOUBT, "within their intervals", "slow links"),
+        ([], OPEN_YET, "", ""),
+        (["slowed GPUs"], OPEN_YET, " Caution: slowed GPUs.", ""),
+        (["few rounds", "scattered rounds"], DOUBT, " Caution: scattered rounds.", ""),
+        (["other load", "drift"], OPEN_YET, " Caution: other load.", "drift"),
+        (["few rounds", "drift"], DOUBT, "", "drift"),
+        (["few rounds", "slow links"], DOUBT, "", "slow links"),
     ],
 )
 def test_trust_sorts_cautions_by_what_they_weaken(kinds, order, size, alone):
     cautions = [Caution(kind=kind, text="t", advice="a") for kind in kinds]
     verdicts = [verdict_of(UNRESOLVED, ONE), verdict_of(TOO_FEW, ONE)]
-    worth = assess_confidence(verdicts, cautions, on_cpu=False, repeats="others held")
-    assert (worth.order, worth.size) == (order, f"ratios hold {size}")
-    assert worth.next_run == f"others held{f'; ms and rates do not carry over ({alone})' if alone else ''}"
+    worth = assess_confidence(verdicts, cautions, on_cpu=False, repeats="Others held.")
+    assert (worth.order, worth.size) == (order, f"Ratios hold within their intervals.{size}")
+    assert worth.next_run == f"Others held.{f' Times and rates do not carry over: {alone}.' if alone else ''}"
     assert assess_confidence([], cautions, on_cpu=False) is None
     some = [verdict_of(EQUAL, ONE), verdict_of(UNRESOLVED, ONE)]
-    assert assess_confidence(some, [], on_cpu=True, load="load").lines == {
-        "which is faster": "reliable within this run",
-        "by how much": "ratios hold within their intervals; load",
+    assert assess_confidence(some, [], on_cpu=True, load="load; before it").lines == {
+        "which is faster": "The order is reliable within this run.",
+        "by how much": "Ratios hold within their intervals. Load.",
         "next run": "",
-        "other machines": "a device here is a CPU core; measure on GPUs",
+        "other machines": "Measure on GPUs, for a device here is a CPU core.",
     }
 
 
 @pytest.mark.parametrize(
     ("by", "order", "size"),
     [
-        ((0.9, 1.2), "nothing is resolved", "ratios hold within their intervals"),
-        ((1.2, 1.3), "reliable within this run", "ratios hold within their intervals"),
-        ((NAN, NAN), "nothing is resolved", "not known: too few rounds for intervals"),
+        ((0.9, 1.2), OPEN_YET, "Ratios hold within their intervals."),
+        ((1.2, 1.3), "The order is reliable within this run.", "Ratios hold within their intervals."),
+        ((NAN, NAN), OPEN_YET, "This is not known: there are too few rounds for intervals."),
     ],
 )
 def test_confidence_rests_on_the_answers_that_compare(by, order, size):

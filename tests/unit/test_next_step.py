@@ -245,7 +245,7 @@ def test_where_no_cap_helps_fewer_bytes_are_tried_and_not_other_buckets():
     ):
         step, module, given = following(*by, cases=(SINGLE, DP, row, *caps), **asked, **settings)
         assert module == command
-        assert ("no bucket cap helps" in step.why) == ("comm_hook" in options)
+        assert ("No bucket cap helps" in step.why) == ("comm_hook" in options)
         assert {name: getattr(given, name) for name in options} == options
     _, module, _ = following(*by[:3], cases=(SINGLE, DP, row, *caps[:2]), **asked)
     assert module == "bench.tune", "two caps are no search"

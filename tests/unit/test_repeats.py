@@ -35,9 +35,9 @@ def test_the_fifth_run_says_how_far_the_runs_before_lie_apart(tmp_path):
     assert [len(run.earlier) for run in runs] == [0, 1, 2, 3, 4]
     scatter = 100 * np.std(np.log(paces), ddof=1)
     assert conclude_run(runs[4]).trust.next_run.startswith(
-        f"with 4 earlier runs of this plan: rates {scatter / 2:.2g}% to {scatter:.2g}%, ratios "
-        f"{scatter / 2:.2g}% apart (standard deviation); 0 of 5 intervals of ratios hold the common value, "
-        "0% where at least 95% would if rounds alone differed"
+        f"In this and 4 earlier runs of the plan, rates vary by {scatter / 2:.2g}% to {scatter:.2g}%, ratios "
+        f"by {scatter / 2:.2g}% (standard deviation). 0 of 5 intervals of ratios hold the common value: "
+        "0%, where 95% would if rounds alone differed."
     )
     for run in runs[:2]:
         assert UNKNOWN_REPEATABILITY in conclude_run(run).trust.next_run, "two have no scatter"

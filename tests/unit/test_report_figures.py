@@ -148,5 +148,25 @@ def test_a_setting_is_drawn_only_where_its_step_is_known_to_differ():
         for row in (faster, slower, unknown)
     ]
     shown = figure(cases, comparisons)
-    assert labels(shown) == [f"DDP, 2 GPUs, cap {cap}" for cap in ("default", "25 MiB", "1 MiB")]
+    drawn = ("default", "default, without overlap", "25 MiB", "1 MiB")
+    assert labels(shown) == [f"DDP, 2 GPUs, cap {cap}" for cap in drawn]
     assert "not known to differ" in shown.note
+
+
+@pytest.mark.parametrize(
+    ("alone_ms", "whole", "change"), [(40.0, "120 ms", "17% shorter"), (10.0, "90.0 ms", "11% longer, by")]
+)
+def test_a_step_without_overlap_is_that_under_no_sync_and_communication_by_itself(alone_ms, whole, change):
+    """As figure 6 of the DDP paper: the measured step takes 100 ms, that under no_sync 80 ms."""
+    row = communicating(2, 200.0) | measured(comm_ms=alone_ms)
+    shown = figure([row])
+    written = [text.get_text() for text in canvas_of(shown).axes[0].texts]
+    assert f"DDP, 2 GPUs, cap default, without overlap: {whole}" in written
+    assert f"Without overlap it would take {whole}: the measured step is {change}" in shown.caption
+    assert "is computed: the step under no_sync plus communication by itself" in shown.note
+
+
+@pytest.mark.parametrize("missing", ["comm_ms", "no_sync_step_ms", "hidden_pct", "backward_ms"])
+def test_a_step_without_overlap_is_not_drawn_where_a_part_of_it_was_not_measured(missing):
+    shown = figure([communicating(2, 200.0) | {missing: None}, case("dp", 2, 150.0, dp_apply_ms=25.0)])
+    assert "ithout overlap" not in " ".join([*labels(shown), shown.caption, shown.note])

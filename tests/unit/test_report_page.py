@@ -137,7 +137,7 @@ def folded(shown, title):
 def test_instruments_never_cost_less_than_nothing(low, width, cost):
     ends = {"": low + width / 2, "_low": low, "_high": low + width}
     row = communicating(2, 200.0) | {f"anatomy_slowdown_pct{end}": value for end, value in ends.items()}
-    assert folded(make_page(run([row])), "Where the step goes").rows[0][-1] == cost
+    assert folded(make_page(run([row])), "Where a step goes").rows[0][-1] == cost
 
 
 MANIFEST = {"model": {"forward_flops_per_image": 4e9}}
@@ -245,8 +245,8 @@ def test_the_results_are_what_cases_csv_holds(path):
                 if name not in IN_CASES_CSV or not cell:
                     continue
                 column, factor = IN_CASES_CSV[name]
-                if cell == "none":
-                    assert (name, row["hidden_pct"] < 0) == ("Overlap", True)
+                if (name, cell) == ("Overlap", "0"):
+                    assert row["hidden_pct"] < 0.5
                     continue
                 number, half = printed(cell)
                 assert abs(number - factor * row[column]) <= half * (1 + 1e-9)
