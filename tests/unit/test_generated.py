@@ -88,7 +88,7 @@ def unresolved_causes(made):
     answers = asked(made.conclusion, COMMUNICATION)
     if answers and answers[0].answer != RESOLVED:
         step = made.conclusion.step
-        yield from (one.sentence for one in (step.savings if step else ()) if one.what in OF_EXPOSED)
+        yield from (one.what for one in (step.savings if step else ()) if one.what in OF_EXPOSED)
         said = [*(step.consists_of if step else "",), *answers[0].background, answers[0].text]
         said += [made.page.following.why] if made.page.following else []
         yield from (text for text in said if any(cause in text for cause in NAMES_CAUSE))
@@ -180,9 +180,9 @@ def unknown(made):
     if made.page.trust:
         told = [one for one in made.conclusion.verdicts if not one.is_open]
         compared = [one for one in told if one.comparisons]
-        if made.page.trust["which is faster"].startswith("reliable") and not compared:
+        if "is reliable" in made.page.trust["which is faster"] and not compared:
             yield "reliable"
-        if made.page.trust["by how much"].startswith("ratios hold") and all(
+        if made.page.trust["by how much"].startswith("Ratios hold") and all(
             one.answer == TOO_FEW for one in made.conclusion.verdicts
         ):
             yield made.page.trust["by how much"]

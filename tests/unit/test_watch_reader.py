@@ -338,7 +338,7 @@ def test_two_watched_folders_are_compared_like_two_runs(tmp_path, capsys):
         watched_run(write_rows(folder, training(noise=0.4, seed=seed)))
     code, said = gated(capsys, *noisy)
     assert code == 3, said
-    assert "watch both trainings for more steps, in turns; then gate again" in said
+    assert "Watch both trainings for more steps, in turns; then gate again" in said
     assert "watch --steps 320 -- COMMAND" in said
 
 
@@ -398,7 +398,7 @@ def test_the_page_tells_which_step_time_is_which_and_how_exposed_communication_w
     page = (tmp_path / "page.html").read_text()
     for words in ("Step of any rank, median", "without communication, from probes", "Exposed by", "(step "):
         assert words in page
-    for words in ("1 of 1 case", "steps/s", "Where the step goes", "(round "):
+    for words in ("1 of 1 case", "steps/s", ">Where a step goes<", "(round "):
         assert words not in page
 
 
