@@ -83,7 +83,7 @@ def show_plan(workers: Workers, job: Job, *, as_json: bool = False) -> None:
         f"single takes {step_s * 1000:.0f} ms here (probe of {len(steps_ms)} steps)."
     )
     limit = "" if job.settings.max_time is None else f", limit {format_s(job.settings.max_time)}"
-    few = f"; intervals take {MIN_ROUNDS}" if least < MIN_ROUNDS else ""
+    few = f"; intervals need {MIN_ROUNDS}" if least < MIN_ROUNDS else ""
     num = f"about {least:,d} to {most:,d} rounds, fewer where communication is slow"
     fitting = f"{most:,d} rounds" if is_fixed else num
     print(

@@ -254,7 +254,7 @@ def test_where_the_advice_is_a_larger_batch_the_command_tries_it():
     step = proposed([SINGLES[0], EXPOSED | {"num_buckets": 1}])
     module, given = parsed(step)
     assert (module, given.batch_size, given.bucket_cap_mb) == ("bench.run", "16,32,64", "default")
-    assert "larger batches" in step.why
+    assert "Larger batches" in step.why
     assert "check the loss" in step.why
     blocks = [
         block(row["case_id"], r, ms * (1 + 0.001 * ((7 * r) % 5)), rank=rank)
