@@ -76,15 +76,13 @@ def describe_status(manifest: Manifest, cases: Sequence[CaseResult], verdicts: S
         said = "answered" if every else f"{answered} of {format_count(len(verdicts), 'question')} answered"
     rounds = max((case.num_rounds for case in ok), default=0)
     took = manifest.timing.measuring_s
-    timed, interrupted = manifest.timing.timed_share_pct, why == "interrupted"
-    share = "" if timed is None else f", {timed:.0f}% of it timed steps"
+    interrupted = why == "interrupted"
     parts = (
         f"Interrupted, {said}" if interrupted else f"{said[:1].upper()}{said[1:]}",
         f"{len(ok):,d} of {format_count(len(cases), 'case')} measured",
         f"{num_skipped:,d} skipped" if num_skipped else "",
         format_count(rounds, "round") if rounds else "",
-        f"{format_rough_duration(took)} of measuring{share}" if took else "",
-        f"{manifest.timing.startup_s:.0f} s of start-up" if manifest.timing.startup_s else "",
+        f"{format_rough_duration(took)} of measuring" if took else "",
         f"ended: {why}" if why and not interrupted else "",
     )
     return " · ".join(part for part in parts if part)
@@ -131,11 +129,8 @@ def list_warnings(manifest: Manifest, cases: Sequence[CaseResult]) -> list[str]:
     tried = [case for case in cases if case.status != "skipped"]
     broken = sum(case.has_failed for case in tried)
     made = [f"{said}." for said in describe_stand_ins(cases)]
-    made += (
-        [f"Hosts and link are made by {get_message_prefix('lab')} on one machine."]
-        if describe_link(manifest, cases)
-        else []
-    )
+    if describe_link(manifest, cases):
+        made.append(f"Hosts and link are made by {get_message_prefix('lab')} on one machine.")
     if any(case.oversubscribed for case in select_headline(cases)):
         made.append(
             "Cases with more devices than the machine has share them: they say nothing about scaling."

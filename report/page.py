@@ -137,7 +137,6 @@ def make_page(
         cautions=[(caution.kind, caution.sentence) for caution in conclusion.cautions],
         trust=conclusion.trust.lines if conclusion.trust else {},
         notes=conclusion.notes,
-        background=conclusion.background,
         intervals="95% intervals" if shown else "",
         are_bars=True,
         figures=figures,

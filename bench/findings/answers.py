@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ..common.numbers import format_integer, format_interval, format_ratio
+from ..common.numbers import format_integer, format_ratio
 from ..common.text import format_list
 from ..plan.modes import SPECS
 from ..results.case_result import CaseResult
@@ -26,12 +25,6 @@ BATCH_HEADING = "Fastest batch size"
 BATCH_NOTE = "Another batch size changes the training: check the loss"
 
 OVERHEAD_NOTE = "On one device nothing is communicated: the difference is DDP's own overhead"
-
-PUBLISHED_NOTE = (
-    "DP against DDP, published of 200 steps of GPT-2 on 2 TITAN RTX: with NVLink DP 111 s, DDP 102 s; "
-    "without it DDP 131 s (transformers documentation)"
-)
-"""Published times: PyTorch has no DataParallel on CPU cores, where this suite's own code is measured."""
 
 
 def answer_questions(run: RunData) -> list[Verdict]:
@@ -145,8 +138,6 @@ def answer_wrapper(
         return None
     # Not a comparison of the run: whether rounds are too few for it, its interval alone says.
     one = Comparison(case.case_id, ONE_DEVICE, case.speedup, margin, MIN_ROUNDS)
-    stand_ins = [one for one in cases if one.is_stand_in]
-    background = (*map(_describe_stages, stand_ins[:1]), PUBLISHED_NOTE if stand_ins else "")
     is_overhead = case.num_devices == 1 and one.answer in (FASTER, SLOWER)
     return answer_by_ratio(
         WRAPPER,
@@ -154,17 +145,4 @@ def answer_wrapper(
         (f"{name_mode(case)} on {name_devices(case)}", ONE_DEVICE),
         heading=f"{SPECS[case.mode].label} or {ONE_DEVICE}",
         notes=(OVERHEAD_NOTE,) if is_overhead else (),
-        background=tuple(filter(None, background)),
     )
-
-
-def _describe_stages(stand_in: CaseResult) -> str:
-    """Write what the stages of DP's stand-in take of its step; empty where one was not measured."""
-    names = ("replicate", "scatter", "gather", "reduce")
-    stages = {name: ms for name in names if (ms := stand_in.get_interval(f"dp_{name}_ms")) is not None}
-    if len(stages) < len(names):
-        return ""
-    largest = sorted(stages.items(), key=lambda stage: -stage[1].estimate)
-    parts = ", ".join(f"{name} {format_interval(ms, 'ms', digits=2)}" for name, ms in largest)
-    few = " (few rounds: no intervals)" * any(math.isnan(ms.low) for ms in stages.values())
-    return f"Stages of emulated DP, in a pass of their own: {parts}{few}"

@@ -116,7 +116,7 @@ def answer_communication(ddp: CaseResult | None, typical: FittedSteps, straggler
         return None
     exposed, step_ms = ddp.exposed_comm_ms, ddp.step_ms.estimate
     fact = f"communication adds {format_interval(exposed, 'ms')} to each DDP step"
-    label, background, width = "", "", math.inf
+    label, width = "", math.inf
     if math.isnan(exposed.low):
         answer, text = TOO_FEW, f"{TOO_FEW} to tell what communication adds: {TOO_FEW_ROUNDS}"
     elif exposed.high < 0:
@@ -125,7 +125,7 @@ def answer_communication(ddp: CaseResult | None, typical: FittedSteps, straggler
         text = f"communication adds nothing: each DDP step is {shorter} shorter than without synchronising"
     elif exposed.low > 0:
         answer, label = RESOLVED, f"adds {format_interval(exposed, 'ms')}"
-        overlap, background = _describe_overlap(ddp, _estimate_contention(ddp, typical))
+        overlap = _describe_overlap(ddp, _estimate_contention(ddp, typical))
         text = f"{fact}, {100 * exposed.estimate / step_ms:.0f}% of it{overlap}"
     else:
         text = f"{fact}, at most {min(100 * exposed.high / step_ms, 100):.0f}% of it"
@@ -142,7 +142,6 @@ def answer_communication(ddp: CaseResult | None, typical: FittedSteps, straggler
         in_words=label,
         text=text,
         notes=(straggler,) if straggler else (),
-        background=(background,) if background else (),
         width_ratio=width,
     )
 
@@ -156,29 +155,20 @@ def _estimate_contention(ddp: CaseResult, typical: FittedSteps) -> Interval | No
     return ddp.exposed_comm_ms.subtract(ddp.comm_ms) if math.isnan(found.low) else found
 
 
-def _describe_overlap(ddp: CaseResult, contention: Interval | None) -> tuple[str, str]:
-    """Continue the answer by what is overlapped, as far as it is known, and say why nothing is."""
-    hidden, skew, alone = get_hidden_share(ddp), ddp.rank_skew_ms, ddp.comm_ms
+def _describe_overlap(ddp: CaseResult, contention: Interval | None) -> str:
+    """Continue the answer by what is overlapped, as far as it is known."""
+    hidden, alone = get_hidden_share(ddp), ddp.comm_ms
     if hidden is None:
-        return ". How much of it is overlapped is not known" if ddp.hidden_pct else "", ""
-    background = ""
-    if contention.low > 0 if contention else hidden.high < 0:
-        why = (
-            "all-reduces run on the cores that compute"
-            if ddp.device_type == "cpu"
-            else "it slows the compute"
-        )
-        apart = f": ranks' own work is {format_interval(skew, 'ms')} apart" if skew and skew.low > 0 else ""
-        background = f"Why communication adds more than it takes alone: {why}, or ranks wait{apart}"
+        return ". How much of it is overlapped is not known" if ddp.hidden_pct else ""
     if alone is None or contention is None:
-        return "", background
+        return ""
     by_itself = f". By itself it takes {format_interval(alone, 'ms')}"
-    if background:
+    if contention.low > 0:
         on_top = f"Contention, waiting and copies add another {format_interval(contention, 'ms')}"
-        return f"{by_itself}: nothing is overlapped. {on_top}", background
+        return f"{by_itself}: nothing is overlapped. {on_top}"
     if hidden.estimate < 0:
-        return f"{by_itself}, of which at most {max(hidden.high, 0):.0f}% is overlapped", ""
-    return f"{by_itself}, of which {format_to_places(hidden, 0, '%')} is overlapped", ""
+        return f"{by_itself}, of which at most {max(hidden.high, 0):.0f}% is overlapped"
+    return f"{by_itself}, of which {format_to_places(hidden, 0, '%')} is overlapped"
 
 
 def explain_ddp_step(ddp: CaseResult | None, run: RunData, *, has_straggler: bool) -> StepExplanation | None:

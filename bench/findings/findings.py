@@ -33,8 +33,6 @@ class Conclusion:
     """Parts of a step of DDP without settings, where anything is known of it."""
     notes: tuple[str, ...]
     """Things to know beside the answers."""
-    background: tuple[str, ...]
-    """And what the page alone says."""
     cautions: tuple[Caution, ...]
     trust: Trust | None
     """Trust in the answers; None without any."""
@@ -86,7 +84,6 @@ def conclude_run(run: RunData) -> Conclusion:
         step=step,
         # Reasons and hosts are text of others, and this goes to a terminal.
         notes=tuple(map(escape_controls, notes)),
-        background=tuple(f"{said}." for one in verdicts for said in one.background),
         cautions=tuple(cautions),
         trust=assess_confidence(
             verdicts,
@@ -113,7 +110,7 @@ def summarize_run(run: RunData, conclusion: Conclusion | None = None) -> dict[st
             {"question": one.question, "answer": one.answer, "sentence": one.said, "paste": one.paste}
             for one in found.verdicts
         ],
-        "findings": [*found.notes, *found.background],
+        "findings": found.notes,
         "step": found.step,
         "next": found.next_step,
         "trust": found.trust,

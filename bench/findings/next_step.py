@@ -137,7 +137,9 @@ def _propose_larger_batch(
     size = int(ddp.batch or 0)
     if saving is None or not size or "batch_size" in first:
         return None
-    why = f"{saving.what[:1].upper()}{saving.what[1:]} takes {format_interval(saving.ms, 'ms')} of each step. "
+    why = (
+        f"{saving.what[:1].upper()}{saving.what[1:]} takes {format_interval(saving.ms, 'ms')} of each step. "
+    )
     why += "Larger batches take fewer steps, but change the training: check the loss."
     cap = format_value(manifest.settings.get_first("bucket_cap_mb"))
     tried = {**first, "batch_size": format_value([size, 2 * size, 4 * size]), "bucket_cap_mb": cap}

@@ -53,8 +53,6 @@ class Verdict:
     """A line of code that follows from it."""
     notes: tuple[str, ...] = ()
     """Notes on the answer, a sentence each without its full stop."""
-    background: tuple[str, ...] = ()
-    """Notes for the page alone."""
     comparisons: tuple[Comparison, ...] = ()
     """The first one decides."""
     faster_id: str = ""

@@ -145,8 +145,6 @@ class Page:
     cautions: Sequence[tuple[str, str]] = ()
     """Things to know before trusting it: a kind and a sentence each, which trust sums up."""
     notes: Sequence[str] = ()
-    background: Sequence[str] = ()
-    """Further notes, for which a terminal has no room."""
     figures: Sequence[Figure] = ()
     sections: Sequence[Section] = ()
     """Sections between the notes and the numbers."""

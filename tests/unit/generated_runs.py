@@ -179,7 +179,7 @@ def texts_of(page):
     figures = [*page.figures, *(figure for part in (*page.sections, *page.folds) for figure in part.figures)]
     return [
         *(page.heading, page.status, *page.subtitle, *page.setup, *page.warnings),
-        *(*page.notes, *page.background, page.savings.note if page.savings else ""),
+        *(*page.notes, page.savings.note if page.savings else ""),
         *(text for card in page.cards for text in (card.title, card.label, card.sentence)),
         *page.trust.values(),
         page.following.why if page.following else "",

@@ -234,7 +234,6 @@ def test_little_overlap_is_not_called_none():
     row = DDP | measured(**STEP | {"comm_ms": 65.0}) | exposing(60, 70) | hiding(-20, 10)
     made = concluded(SINGLE, row)
     assert made.verdicts[1].sentence.endswith("of which at most 10% is overlapped.")
-    assert made.background == ()
 
 
 def test_what_contention_adds_has_the_interval_of_its_rounds():

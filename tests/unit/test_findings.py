@@ -6,7 +6,6 @@ import pytest
 from finding_cases import (
     CAP_1,
     CAP_25,
-    COMMUNICATIONS,
     CPU,
     DDP,
     DP,
@@ -21,12 +20,12 @@ from finding_cases import (
 )
 from report_runs import case, measured, run, timed, usual_cases
 
-from ddp_bench.bench.findings.answers import PUBLISHED_NOTE, answer_questions, select_headline
+from ddp_bench.bench.findings.answers import answer_questions, select_headline
 from ddp_bench.bench.findings.cautions import Caution
 from ddp_bench.bench.findings.confidence import assess_confidence
 from ddp_bench.bench.findings.findings import conclude_run, find_cautions
 from ddp_bench.bench.findings.notes import explain_not_measured
-from ddp_bench.bench.findings.verdicts import CAP, COMMUNICATION, WRAPPER, Verdict
+from ddp_bench.bench.findings.verdicts import CAP, WRAPPER, Verdict
 from ddp_bench.bench.findings.wording import describe_stand_ins
 from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.case_result import CaseResult, read_case_results
@@ -66,25 +65,17 @@ def test_ddp_or_dp(name, answer, faster, within, paste):
     assert verdict.faster_id == ({"DDP": DDP, "DP": DP}[faster]["case_id"] if decided else "")
 
 
-COPIES = {"dp_scatter_ms": 1, "dp_replicate_ms": 2, "dp_gather_ms": 3, "dp_reduce_ms": 14}
-
-
 def test_a_stand_in_is_not_ranked():
-    """On CPU cores nothing is learnt about DP against DDP; what its stages cost is told."""
+    """On CPU cores nothing is learnt about DP against DDP."""
     single, ddp = case("single", 1, 100.0, **CPU), case("ddp", 2, 160.0, scaling="strong", **CPU)
-    dp = case("dp", 2, 190.0, scaling="strong", **CPU, **COPIES, **measured(step_ms=200.0))
+    dp = case("dp", 2, 190.0, scaling="strong", **CPU, **measured(step_ms=200.0))
     assert list_pairs(map(CaseResult.from_row, [single, dp, ddp])) == []
     verdict = found(single, dp, ddp)[WRAPPER]
     assert verdict.sentence.startswith("DDP on 2 CPU cores is 1.60")
     assert verdict.paste == ""
-    stages, published = verdict.background
-    assert stages.startswith("Stages of emulated DP, in a pass of their own: reduce 14 ms")
-    assert "replicate 2.0 ms, scatter 1.0 ms" in stages
     assert verdict.sentence.endswith("as fast as one device.")
     assert describe_stand_ins(map(CaseResult.from_row, [single, dp]))[1].startswith("Without GPUs, DP cannot")
-    assert published == PUBLISHED_NOTE
     assert WRAPPER not in found(single, dp), "nor against one device"
-    assert PUBLISHED_NOTE not in wrapper(1.5, 1.7).background
 
 
 def caps(*by, more=()):
@@ -201,16 +192,6 @@ def test_another_wrapper_races_with_the_settings_of_ddp_and_wins_if_it_is_proved
     assert verdict.notes[0].startswith("FSDP2 with mp_policy=bf16, reshard_after_forward=False is 1.8")
     unproved = plain | {"not_proved": "it draws random numbers"}
     assert caps(*wins, more=(unproved, narrow)).label == "cap 1 MiB is faster"
-
-
-def test_how_far_ranks_are_apart_is_told_where_communication_hides_nothing():
-    row = DDP | measured(step_ms=100.0) | COMMUNICATIONS["none hidden"]
-    ends = {"rank_skew_ms": 17.0, "rank_skew_ms_high": 22.0}
-    known, unknown = (
-        found(SINGLE, row | ends | {"rank_skew_ms_low": low})[COMMUNICATION].background[0] for low in (12, -1)
-    )
-    assert known.endswith("or ranks wait: ranks' own work is 17 (12\N{EN DASH}22) ms apart")
-    assert unknown.endswith("or ranks wait")
 
 
 def test_the_answers_are_those_of_the_largest_count_of_their_own():

@@ -89,7 +89,7 @@ def unresolved_causes(made):
     if answers and answers[0].answer != RESOLVED:
         step = made.conclusion.step
         yield from (one.what for one in (step.savings if step else ()) if one.what in OF_EXPOSED)
-        said = [*(step.consists_of if step else "",), *answers[0].background, answers[0].text]
+        said = [*(step.consists_of if step else "",), answers[0].text]
         said += [made.page.following.why] if made.page.following else []
         yield from (text for text in said if any(cause in text for cause in NAMES_CAUSE))
     for one in made.conclusion.step.savings if made.conclusion.step else ():

@@ -318,7 +318,7 @@ def test_a_run_that_was_concluded_is_not_concluded_again(monkeypatch):
         monkeypatch.setattr(module, "conclude_run", None)
     shown, said = make_page(found, conclusion=conclusion), summarize_run(found, conclusion)
     assert [card.sentence for card in shown.cards] == [one["sentence"] for one in said["answers"]] != []
-    assert [*shown.notes, *shown.background] == said["findings"]
+    assert [*shown.notes] == [*said["findings"]]
 
 
 def test_a_long_name_is_no_reason_to_wrap_it(capsys):
