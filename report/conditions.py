@@ -88,14 +88,11 @@ def describe_status(manifest: Manifest, cases: Sequence[CaseResult], verdicts: S
     return " · ".join(part for part in parts if part)
 
 
-def write_subtitle(
-    run: RunData, measured: Sequence[WorkloadCases], title: str
-) -> tuple[list[str], list[str]]:
+def write_subtitle(run: RunData, measured: Sequence[WorkloadCases], title: str) -> list[list[str]]:
     """Say what trained, on from the heading; and how and where: data, processor, backend, hosts, time."""
     manifest, cases = run.manifest, run.results
     trained = name_workload_parts(measured[0].cases[0]) if len(measured) == 1 else []
     label = measured[0].label.split(" · ") if trained else [format_count(len(measured), "workload")]
-    in_heading = {case.arch for case in cases}
     in_setup = [part for part in label if part not in trained or part.endswith(" scaling")]
     machine = manifest.environment
     named = dict.fromkeys(case.device_name for case in cases)
@@ -106,22 +103,22 @@ def write_subtitle(
     more = f" and {format_count(len(hosts) - _MAX_HOSTS, 'other')}" if len(hosts) > _MAX_HOSTS else ""
     torch = manifest.versions.get("torch") or max(case.torch_version for case in cases)
     sent = BucketLayout.from_cell(next((case.bucket_bytes for case in cases if case.bucket_bytes), None))
-    lab, moment = describe_link(manifest, cases), manifest.created_utc or ""
+    moment = manifest.created_utc or ""
     parts = (
         *(in_setup if measured else []),
         *named,
         *dict.fromkeys(f"backend {case.backend}" for case in cases if case.backend),
         f"torch {torch}" if torch else "",
         f"{'hosts' if len(hosts) > 1 else 'host'} {', '.join(hosts[:_MAX_HOSTS])}{more}" if hosts else "",
-        f"link {lab}" if lab else "",
         moment.replace("T", " ").replace("+00:00", " UTC"),
         f"run {title}" if title != "run" else "",
     )
     first = (
-        *(part for part in trained if part not in {*in_heading, *in_setup}),
+        describe_link(manifest, cases),
+        *(part for part in trained if part not in (cases[0].arch, *in_setup)),
         f"{format_mib(sum(sent.num_bytes))} of gradients" if sent else "",
     )
-    return [part for part in first if part], [part for part in parts if part]
+    return [[part for part in of if part] for of in (first, parts)]
 
 
 def list_warnings(manifest: Manifest, cases: Sequence[CaseResult]) -> list[str]:
@@ -141,9 +138,9 @@ def list_warnings(manifest: Manifest, cases: Sequence[CaseResult]) -> list[str]:
 
 
 def describe_link(manifest: Manifest, cases: Sequence[CaseResult]) -> str:
-    """Return the rate of the link between the hosts of a lab; empty on a real network."""
+    """Name the link between the hosts of a lab by its rate; empty on a real network."""
     known = dict.fromkeys((manifest.link or "", *(case.link for case in cases)))
-    return ", ".join(name_link(rate) for rate in known if rate)
+    return ", ".join(f"{name_link(rate)} link" for rate in known if rate)
 
 
 def group_conditions(manifest: Manifest, cases: Sequence[CaseResult]) -> dict[str, dict[str, str]]:

@@ -121,11 +121,7 @@ def make_page(
     )
     return Page(
         title=title,
-        heading=", ".join(
-            filter(
-                None, (conditions.write_heading(cases) or title, conditions.describe_link(manifest, cases))
-            )
-        ),
+        heading=conditions.write_heading(cases) or title,
         status=conditions.describe_status(manifest, cases, conclusion.verdicts),
         subtitle=subtitle,
         setup=setup,

@@ -179,11 +179,10 @@ def _remove_overlap(bar: Bar) -> Bar | None:
     alone, local = bar.case.comm_ms, bar.case.get_interval("no_sync_step_ms")
     if bar.case.hidden_pct is None or alone is None or local is None or BACKWARD not in bar.parts:
         return None
-    parts = {name: ms for name, ms in bar.parts.items() if name != EXPOSED}
-    factor = local.estimate / sum(parts.values())
-    parts = {name: ms * factor for name, ms in parts.items()}
-    last = {name: parts.pop(name) for name in ("optimizer",) if name in parts}
-    return Bar(bar.case, {**parts, ALONE: alone.estimate, **last}, ", without overlap")
+    factor = local.estimate / (bar.total_ms - bar.parts.get(EXPOSED, 0.0))
+    parts = {name: ms * factor for name, ms in bar.parts.items()} | {ALONE: alone.estimate}
+    in_order = {name: parts[name] for name in _LOOKS if name in parts and name != EXPOSED}
+    return Bar(bar.case, in_order, ", without overlap")
 
 
 def compute_bar_height(num_bars: int, num_labels: int) -> int:

@@ -177,10 +177,9 @@ def _format_cost(case: CaseResult) -> str:
 
 
 def _format_overlap(case: CaseResult) -> str:
-    """Write the overlap in percent, from 0, where communication adds more than it takes by itself, to 100."""
+    """Write the overlap in percent: 0 where communication adds more than it takes by itself."""
     found = get_hidden_share(case)
-    is_within = found is None or 0 <= found.estimate < 100
-    return format_interval(found) if is_within else "0" if found.estimate < 0 else "100"
+    return "0" if found and found.estimate < 0 else format_interval(found)
 
 
 def _format_over_default(case: CaseResult) -> str:

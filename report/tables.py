@@ -74,16 +74,13 @@ def tabulate_results(cases: Sequence[CaseResult], best: str = "") -> list[Table 
         for one, order in zip(make_columns(RESULTS, every), _DROPPED, strict=True)
     )
     step = step._replace(cell=lambda case: format_number(case.get_number("step_ms")))
-    why = make_text_column("Why", _explain_not_comparable, "short")
+    why = make_text_column(
+        "Why", lambda case: "devices are shared" if case.oversubscribed else "emulated on CPU cores", "short"
+    )
     return [
         make_table("Results", "", own, (*NAME_IN_PARTS, step, rate, *ratios), best=best),
         make_table("Also run, not comparable", "", others, (*NAME_IN_PARTS, step, rate, why)),
     ]
-
-
-def _explain_not_comparable(case: CaseResult) -> str:
-    """Say why a case's speed is not held against that of others."""
-    return "devices are shared" if case.oversubscribed else "emulated on CPU cores"
 
 
 def _format_sizes(case: CaseResult) -> str:

@@ -35,12 +35,10 @@ def print_page(page: Page, *, place: str = "", piped_width: int = PIPED_WIDTH) -
     width = RichConsole(file=sys.stdout).width if sys.stdout.isatty() else piped_width
     text_width = min(width, TEXT_WIDTH)
     trust = [f"{claim.capitalize()}? {worth}" for claim, worth in page.trust.items()]
+    why, command = (page.following.why, page.following.command) if page.following else ("", "")
     after = [("" if i else "Confidence", line) for i, line in enumerate(trust)]
-    after += (
-        [("Next step", page.following.why[:1].upper() + page.following.why[1:])] if page.following else []
-    )
-    is_verdict = page.tone is not None
-    ran = [("This run", page.status * (not is_verdict)), ("Conditions", " · ".join(page.setup))]
+    after.append(("Next step", f"{why[:1].upper()}{why[1:]}"))
+    ran = [("This run", page.status * (page.tone is None)), ("Conditions", " · ".join(page.setup))]
     answers = [(card.title, card.sentence) for card in page.cards]
     labels = max([LABEL_WIDTH, *(len(escape_controls(label)) + 2 for label, _ in (*answers, *after))])
 
@@ -64,9 +62,8 @@ def print_page(page: Page, *, place: str = "", piped_width: int = PIPED_WIDTH) -
     if page.savings:
         _print(_fill_line("", page.savings.note, text_width), f"{page.savings.title}:", gap=True)
         _show_table(page.savings, width, text_width)
-    command = f"  {page.following.command}" if page.following and page.following.command else ""
     report = f"{'Report':<{labels}}{place}" if place else ""
-    _print(*label_lines(after), command, *label_lines(ran), report, gap=True)
+    _print(*label_lines(after), f"  {command}" if command else "", *label_lines(ran), report, gap=True)
 
 
 def _print(*lines: str, gap: bool = False) -> None:
