@@ -319,6 +319,7 @@ def test_a_run_that_was_concluded_is_not_concluded_again(monkeypatch):
     shown, said = make_page(found, conclusion=conclusion), summarize_run(found, conclusion)
     assert [card.sentence for card in shown.cards] == [one["sentence"] for one in said["answers"]] != []
     assert [*shown.notes] == [*said["findings"]]
+    assert said["step"] is conclusion.step
 
 
 def test_a_long_name_is_no_reason_to_wrap_it(capsys):
