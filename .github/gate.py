@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -19,7 +20,7 @@ VERDICTS = {0: "pass", 1: "regression", 3: "not comparable", 4: "not measured"}
 """By exit code of the gate where it shows no result; any other is an error."""
 
 HEADING = "## ddp-bench gate: "
-"""What its result begins with; the verdict follows, up to a colon."""
+"""What its result begins with; the verdict follows."""
 
 CHOSEN = {one: one for one in ("regression", "missing", "undecided")} | {"nothing to compare": "new"}
 """Verdicts of which the input fail-on chooses, by its words; every other but a pass fails the step."""
@@ -54,9 +55,9 @@ def main() -> int:
 
 
 def verdict_of(code: int, said: str) -> str:
-    """The first words of the gate's result; without one what its exit code says."""
+    """The first words of the gate's result, up to a comma or colon; without one what its exit code says."""
     if said.startswith(HEADING):
-        return said.removeprefix(HEADING).split(":", 1)[0].strip()
+        return re.split("[,:]", said.removeprefix(HEADING), maxsplit=1)[0].strip().lower()
     return VERDICTS.get(code, "error")
 
 

@@ -94,10 +94,9 @@ def in_page(path):
         if language == SHELL:
             found += simple_commands(block)
         elif language in (OUTPUT, WORKFLOW):
-            lines = re.findall(
-                r"^(?:- run: |\s*- run: |  )((?:python|pip|ddp-bench) .*)$", block, re.MULTILINE
-            )
-            found += simple_commands("\n".join(lines))
+            lines = re.findall(r"^(?:\s*- (?:run: )?|  )((?:python|pip|ddp-bench) .*)$", block, re.MULTILINE)
+            script = "\n".join(lines).replace("$CI_MERGE_REQUEST_DIFF_BASE_SHA", "HEAD")
+            found += simple_commands(script)
         else:
             assert language in CODE, f"{place}: a block of {language!r}: commands are in blocks of bash"
     lines = [" ".join(span.split()) for span in SPAN.findall(FENCE.sub("", text))]

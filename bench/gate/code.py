@@ -42,15 +42,14 @@ class Code:
         return None if None in hashes else hashes[0] == hashes[1]
 
     def name_sides(self) -> str:
-        """Name both sides: `mynet 1a2b3c4 → 5d6e7f8, torch 2.13.0 → 2.14.1`; what they share only once."""
-        sides = (self.baseline, self.candidate)
-        parts = [_join_sides(*map(_name_code, sides))]
-        if all(side.versions.get("torch") for side in sides):
-            parts.append(_join_sides(*(f"torch {side.versions['torch']}" for side in sides)))
-        for name, one in zip(("baseline", "candidate"), self.environments, strict=False):
-            own = " ".join(f"{key}={value}" for key, value in one.items())
-            parts += [f"{name} with {own}"] if own else []
-        return ", ".join(parts)
+        """Name both sides: `baseline mynet 1a2b3c4, torch 2.13.0 → candidate mynet 5d6e7f8, torch 2.14.1`."""
+        sides = {"baseline": self.baseline, "candidate": self.candidate}
+        variables = self.environments or ({}, {})
+        named = [
+            ", ".join((f"{name} {_name_code(side)}", *(f"{key}={value}" for key, value in own.items())))
+            for (name, side), own in zip(sides.items(), variables, strict=True)
+        ]
+        return " → ".join(named)
 
     def describe_same_code(self) -> str:
         """Say that both sides imported the same code of the workload, where they did; empty otherwise."""
@@ -88,17 +87,10 @@ def _get_content_hash(manifest: Manifest) -> str | None:
     return manifest.workload.code_sha256 if manifest.workload else None
 
 
-def _join_sides(ours: str, theirs: str) -> str:
-    """`mynet 1a2b3c4 → 5d6e7f8`: what is the same in both is said once."""
-    if ours == theirs:
-        return ours
-    name, _, rest = theirs.partition(" ")
-    return f"{ours} → {rest if rest and ours.partition(' ')[0] == name else theirs}"
-
-
 def _name_code(side: Manifest) -> str:
-    """Name what a run trained with, the user's code or ddp-bench's own models, and the commit."""
+    """Name what a run trained with, the user's code or ddp-bench's own models, the commit and torch."""
     code, state = side.workload, side.workload or side.git
     name = "ddp-bench" if code is None else code.repository if code.commit else code.file or code.spec
     changes = " with uncommitted changes" if state.dirty else ""
-    return f"{name} {state.commit[:7]}{changes}" if state.commit else f"{name}"
+    torch = f", torch {side.versions['torch']}" if side.versions.get("torch") else ""
+    return (f"{name} {state.commit[:7]}{changes}" if state.commit else f"{name}") + torch

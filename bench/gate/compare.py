@@ -61,8 +61,6 @@ class Gate:
     errors: EndErrors
     """Error probabilities of each single interval that can fail the gate."""
     code: Code
-    on_cpu: bool
-    """True where CPU cores stood in for GPUs in any case."""
     interleaved: bool
     """True where the two runs were interleaved on one machine."""
     only_in_candidate: tuple[str, ...]
@@ -106,8 +104,10 @@ class Gate:
 
     @property
     def shown(self) -> list[Change]:
-        """The rows of a table: what decides, and of the rest what is surely more than the threshold."""
-        return [c for c in self.comparisons if c.decides or c.verdict not in ("undecided", "allowed")]
+        """The rows of a table: what decides, and what surely changed; none where conditions differ."""
+        if self.conditions_block:
+            return []
+        return [c for c in self.comparisons if c.decides or c.verdict not in ("undecided", "no regression")]
 
     @property
     def ended_early(self) -> bool:
@@ -223,7 +223,7 @@ def compare(
         slower = [c for c in found if c.verdict == "regressed" and c.column and c.column.repeated]
         found = [replace(c, **OF_THE_MACHINE) if c in slower else c for c in found]
     if num_launches == 1 and looks and looks[0] > 1:
-        seeming = ("regressed", "improved", "allowed")
+        seeming = ("regressed", "improved", "no regression")
         found = [replace(c, **OF_ONE_LAUNCH) if c.verdict in seeming else c for c in found]
     matched = {theirs.result.case_id for _, theirs in pairs}
     lacks_cases = any(theirs is None for _, theirs in joined)
@@ -233,7 +233,6 @@ def compare(
         comparisons=tuple(sorted(found, key=_compute_badness)),
         errors=errors,
         code=code,
-        on_cpu=any(case.result.device_type == "cpu" for case in (*baseline.cases, *candidate.cases)),
         interleaved=interleaved,
         only_in_candidate=tuple(
             label_case(c.result)

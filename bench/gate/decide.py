@@ -110,7 +110,7 @@ def decide(changes: Iterable[Change], policy: Policy) -> Decision:
         return Decision("regression", regressed)
     if (missing := select_verdicts("missing")) and not policy.allow_missing:
         return Decision("missing", missing)
-    if not select_verdicts("undecided") and (passed := select_verdicts("allowed", "improved")):
+    if not select_verdicts("undecided") and (passed := select_verdicts("no regression", "improved")):
         return Decision("pass", passed)
     return _explain_undecided(found, select_verdicts("undecided"))
 

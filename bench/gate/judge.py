@@ -24,7 +24,14 @@ from ..stats.interval import Estimate, Interval, add_between_run_variance, avera
 from .runs import LAUNCH_OFFSET, GateCase
 
 Verdict: TypeAlias = Literal[
-    "regressed", "missing", "not comparable", "undecided", "noted", "allowed", "improved", "not judged"
+    "regressed",
+    "missing",
+    "not comparable",
+    "undecided",
+    "informational",
+    "no regression",
+    "improved",
+    "not gated",
 ]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 """Worst first."""
@@ -32,7 +39,7 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 RULES = {
     "regressed": "the whole interval is {worse} 0%, and the estimate is {worse} {limit}",
     "improved": "the whole interval is {better} 0%, and the estimate is {better} {gain}",
-    "allowed": "the whole interval is {better} {limit}",
+    "no regression": "the whole interval is {better} {limit}",
     "undecided": "the interval cannot rule out a change {worse} {limit}, nor confirm one",
 }
 """Rule for each verdict on a metric that every round gives."""
@@ -93,7 +100,7 @@ class Change(Record, frozen=True, omit_defaults=False):
     suspected: bool = False
     """A regression that may be the machine's; reason says why."""
     decides: bool = False
-    """True where it can fail the gate; else it informs, and a change beyond the threshold is `noted`."""
+    """True where it can fail the gate; else it is `informational` beyond the threshold."""
 
     @property
     def column(self) -> Metric | None:
@@ -157,9 +164,9 @@ def compare_metric(
     else:
         found = _compare_separate(measured, ours, theirs, metric, errors)
     if has_shared_devices(ours, theirs):
-        return replace(found, verdict="not judged", reason="its devices are shared")
+        return replace(found, verdict="not gated", reason="its devices are shared")
     if not decides and found.verdict in ("regressed", "improved"):
-        return replace(found, verdict="noted", reason=f"informs only: {found.reason}")
+        return replace(found, verdict="informational")
     return found
 
 
@@ -228,7 +235,7 @@ def _judge_ratio(measured: Change, ratio: Interval, metric: Metric) -> Change:
     verdict = judge(ratio, higher_is_better=metric.higher_is_better, threshold=threshold)
     before, after = measured.baseline, measured.candidate
     if before is not None and after is not None and abs(after - before) < metric.least_change:
-        verdict = "allowed"
+        verdict = "no regression"
     worse, better = ("below", "above") if metric.higher_is_better else ("above", "below")
     limit, gain = (f"{sign}{100 * threshold:g}%" for sign in ("-+" if metric.higher_is_better else "+-"))
     rule = RULES[verdict].format(worse=worse, better=better, limit=limit, gain=gain)
@@ -257,7 +264,7 @@ def find_typical_sides(numerator: ByRound, denominator: ByRound, ratio: float) -
 
 
 def judge(ratio: Interval, *, higher_is_better: bool, threshold: float) -> Verdict:
-    """`regressed`, `improved`, `allowed` or `undecided`, for candidate / baseline.
+    """`regressed`, `improved`, `no regression` or `undecided`, for candidate / baseline.
 
     Without ends (nothing was repeated) the ratio is taken as exact.
     """
@@ -266,4 +273,4 @@ def judge(ratio: Interval, *, higher_is_better: bool, threshold: float) -> Verdi
     if found in (FASTER, SLOWER):
         return "improved" if (found == FASTER) == higher_is_better else "regressed"
     within = known.low >= 1 - threshold if higher_is_better else known.high <= 1 + threshold
-    return "allowed" if within else "undecided"
+    return "no regression" if within else "undecided"

@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 from ..common.errors import NotComparableError, UsageError
 from ..common.text import escape_controls
 from .compare import Gate
-from .headline import describe_verdict, write_headline
+from .headline import describe_verdict
 from .judge import Change
 from .more import estimate_duration_s
 from .wording import describe_change, format_change
@@ -45,7 +45,7 @@ def write_junit(gate: Gate, *, allow_missing: bool) -> str:
         suite.set(name, str(len(suite.findall(f"testcase/{kind}"))))
     ET.SubElement(
         suite, "system-out"
-    ).text = f"{escape_controls(write_headline(gate))}\n{escape_controls(describe_verdict(gate))}"
+    ).text = f"{escape_controls(describe_verdict(gate))}\n{escape_controls(gate.code.name_sides())}"
     ET.indent(suite)
     return ET.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
@@ -68,7 +68,7 @@ def _classify_outcome(gate: Gate, found: Sequence[Change], *, allow_missing: boo
     if bad["regressed"] or (bad["missing"] and not allow_missing):
         return "failure", "; ".join(map(describe_change, bad["regressed"] + bad["missing"]))
     left = [
-        c for c in found if c in gate.undecided or c.verdict in ("missing", "not comparable", "not judged")
+        c for c in found if c in gate.undecided or c.verdict in ("missing", "not comparable", "not gated")
     ]
     if not left:
         return "", ""

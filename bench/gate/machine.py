@@ -9,6 +9,7 @@ from statistics import fmean
 from msgspec import structs
 
 from ..findings.cautions import MAX_CLOCK_RATIO, check_conditions, describe_load
+from ..findings.wording import CPU_STAND_IN
 from ..machine.manifest import Load
 from .runs import GateCase, GateRun
 
@@ -36,7 +37,8 @@ def describe_machine(
         cases = [pair[place].result for pair in pairs]
         loads[name] = [describe_load(run.manifest)]
         found = check_conditions(run.manifest, cases, cases)
-        cautions[name] = [one.sentence for one in found if one.kind in GATE_CAUTIONS]
+        stand_in = [CPU_STAND_IN] if any(one.result.device_type == "cpu" for one in run.cases) else []
+        cautions[name] = [*stand_in, *(one.sentence for one in found if one.kind in GATE_CAUTIONS)]
         clocks += [fmean(known)] if (known := [c.sm_clock_mhz for c in cases if c.sm_clock_mhz]) else []
     against, facts = _name_sides(cautions), _name_sides(loads)
     if len(clocks) == 2:

@@ -18,15 +18,17 @@ def make_parser() -> cli.Parser:
     """The command line."""
     made = cli.Parser(
         "gate",
-        "Gate a run against a baseline, or the code as it stands against another commit or environment.",
+        "Say whether training became slower: of two runs that are there, or of two commits or environments "
+        "that are measured now, interleaved on this machine.",
         common=("interleave", "threshold", "python", "html", "junit"),
         examples=(
-            ("BASELINE CANDIDATE", "two runs"),
-            ("--interleave main -- --workload net:make --gpus 2", "measure both now"),
-            ("--interleave . --python /old/venv/bin/python -- --gpus 2", "two environments"),
+            ("BASELINE CANDIDATE", "two results folders"),
+            ("--interleave main -- --workload net:make --gpus 2", "your code against branch main"),
+            ("--interleave . --python /old/venv/bin/python -- --gpus 2", "this PyTorch against an old one"),
         ),
-        exit_codes="0 pass, 1 regression or a missing case, 2 your input or setup, 3 undecided, not "
-        "comparable or nothing to compare, 4 not measured.",
+        exit_codes="0 pass; 1 a regression, or a case of the baseline is missing; 2 a mistake in the command or "
+        "the setup, with its fix; 3 undecided (noise hides a change), not comparable or nothing to compare; 4 a side "
+        "could not be measured. docs/gate.md says what to do for each.",
         details="A regression needs both: an interval of candidate / baseline that excludes no change, and a "
         "change beyond the threshold. At most 1% of gates report one that is none: docs/gate.md.",
     )
@@ -41,10 +43,10 @@ def make_parser() -> cli.Parser:
     what.add_argument(
         "--interleave",
         metavar="REF",
-        help="measure now: the code as it stands against git reference REF of the repository that holds the "
-        "--workload (. is the code as it stands, too), in turns, with "
-        f"{cli.get_message_prefix('run')}'s arguments after --; without --workload, of "
-        f"ddp-bench's own repository",
+        help="measure both sides now: the candidate is the code as it stands, the baseline git reference REF "
+        "of the repository that holds the --workload (without one, of ddp-bench's own). With . the baseline is "
+        "the code as it stands, too: to compare two environments (--python, --env), or to see how far equal "
+        f"sides differ. Behind -- stand arguments of {cli.get_message_prefix('run')}",
     )
     how = made.add_argument_group("how to judge")
     how.add_argument(
@@ -88,7 +90,12 @@ def make_parser() -> cli.Parser:
     measure.add_argument(
         "--dry-run", action="store_true", help="print the plan and its expected time; measure nothing"
     )
-    measure.add_argument("--python", metavar="PATH", help="the baseline's interpreter (another environment)")
+    measure.add_argument(
+        "--python",
+        metavar="PATH",
+        help="the baseline's interpreter, for another environment as an older PyTorch; it needs "
+        "torch, torchvision, numpy, pandas, scipy, msgspec and rich, and no ddp-bench (default: the one that runs this)",
+    )
     for name, side in (("--env", "candidate"), ("--baseline-env", "baseline")):
         measure.add_argument(
             name,

@@ -69,7 +69,7 @@ def propose_command(
     """
     if watched := sides[1].watched:
         longer = format_command("watch", "--steps", f"{4 * watched.num_steps}", "--", "COMMAND")
-        return DecidingCommand("watch both trainings for more steps, in turns; then gate again", longer)
+        return DecidingCommand("watch both trainings for more steps, by turns; then gate again", longer)
     argv = [*shlex.split(format_command("gate")), *(asked or ())]
     once = dict.fromkeys(OUTPUT)
     busy = next((side for side in sides if side.settings.device != "cuda" and is_busy(side)), None)
@@ -84,7 +84,7 @@ def propose_command(
         return DecidingCommand(why, format_command("doctor"))
     if asked is None and sides[1].link:
         return DecidingCommand(
-            "this would decide", write_command(sides[1], rounds=str(MAX_LAUNCHES), out=None)
+            "this command would decide it", write_command(sides[1], rounds=str(MAX_LAUNCHES), out=None)
         )
     if asked is None:
         whole = write_interleave_command(*sides, "--launches", str(wanted))
@@ -92,8 +92,8 @@ def propose_command(
         whole = rewrite_command(argv, **{**once, "max_time": None, "launches": str(wanted)})
     each_s = estimate_duration_s(sides, in_turns=launches > 0)
     minutes = None if each_s is None else round(wanted * each_s / 60, 1)
-    took = "this" if minutes is None else f"about {math.ceil(minutes)} min of this"
-    return DecidingCommand(f"{took} would decide{_explain(whole)}", whole, minutes)
+    took = "" if minutes is None else f" in about {math.ceil(minutes)} min"
+    return DecidingCommand(f"this command would decide it{took}{_explain(whole)}", whole, minutes)
 
 
 def measure_alike(
@@ -111,7 +111,9 @@ def measure_alike(
         old = ("--python", OLD_PYTHON) if "torch" in differing else ()
         whole = write_interleave_command(baseline, candidate, *old)
     if whole:
-        return DecidingCommand(f"measure both in turns, where no condition blocks{_explain(whole)}", whole)
+        return DecidingCommand(
+            f"measure both interleaved on one machine, where no condition blocks{_explain(whole)}", whole
+        )
     whole = write_command(baseline, out=None)
     return DecidingCommand(
         "measure the candidate with the options of the baseline, then gate that run", whole
@@ -121,7 +123,7 @@ def measure_alike(
 def write_distinguishing_command(baseline: Manifest, candidate: Manifest) -> DecidingCommand | None:
     """Return the command that tells a change of the code from one of the machine; None without one."""
     whole = write_interleave_command(baseline, candidate)
-    why = f"to tell the code from the machine{_explain(whole)}, where both were started"
+    why = f"to tell the code from the machine, interleave both where they were started{_explain(whole)}"
     return DecidingCommand(why, whole) if whole else None
 
 

@@ -15,28 +15,32 @@ from ..results.commands import write_repeat_command
 from ..results.tables import encode_csv
 from .compare import Gate
 from .decide import INFORMATIVE_ERRORS
-from .headline import describe_outcome, describe_verdict, write_headline
+from .headline import describe_verdict
 from .judge import Change
 from .output import make_outline
 from .runs import GateRun
-from .wording import describe_change, format_change
+from .wording import format_change
 
 
 def render_markdown(gate: Gate, baseline: GateRun, candidate: GateRun) -> str:
     """The same for a job summary or a pull-request comment, what was decided first."""
     made = make_page(gate, baseline, candidate)
     heading = f"{get_message_prefix('gate')}: {describe_verdict(gate)}"
-    return render.render_markdown(replace(made, heading=heading, status=write_headline(gate)))
+    return render.render_markdown(replace(made, heading=heading))
 
 
 def make_page(gate: Gate, baseline: GateRun, candidate: GateRun) -> Page:
     """Make the page of a gate: its outline, changes drawn, all numbers, how both sides ran."""
     sides = {"Baseline": baseline, "Candidate": candidate}
+    outline = make_outline(gate)
+    compared, *facts = outline.facts
     return replace(
-        make_outline(gate),
-        title=gate.code.name_sides(),
-        headline=describe_outcome(gate),
-        status="",
+        outline,
+        title=describe_verdict(gate),
+        heading=get_message_prefix("gate"),
+        headline=describe_verdict(gate),
+        status=compared,
+        facts=facts,
         figures=[
             one for name in ("images_per_s", "speedup") if (one := _draw_figure(gate, name)) is not None
         ],
@@ -50,7 +54,7 @@ def _draw_figure(gate: Gate, metric: str) -> Figure | None:
     found = [c for c in gate.shown if c.metric == metric and c.ratio is not None]
     if not found or found[0].column is None:
         return None
-    label, threshold, sentence = found[0].column.label, found[0].threshold or 0.0, describe_change(found[0])
+    label, threshold = found[0].column.label, found[0].threshold or 0.0
     errors = gate.errors if any(c.decides for c in found) else INFORMATIVE_ERRORS
     rows = [
         Ratio(
@@ -59,7 +63,7 @@ def _draw_figure(gate: Gate, metric: str) -> Figure | None:
             **asdict(c.ratio),
             written=format_change(c),
             look=_choose_look(c),
-            hollow=c.verdict == "not judged",
+            hollow=c.verdict == "not gated",
         )
         for c in found
         if c.ratio is not None
@@ -69,10 +73,9 @@ def _draw_figure(gate: Gate, metric: str) -> Figure | None:
         (1 - threshold, 1 + threshold),  # as `judge` has it
         key=metric.replace("_", "-"),
         title=f"Change of {label}",
-        caption=f"{sentence[:1].upper()}{sentence[1:]}.",
-        note="Each mark is the candidate against the baseline; right of the line it is higher. Bars "
-        f"are intervals: {errors}. What regressed has its bar left of the line and its mark left of the "
-        "shaded band.",
+        caption="Each mark is the candidate against the baseline: right of the line it is higher.",
+        note=f"Bars are intervals: {errors}. What regressed has its bar left of the line and its mark left "
+        "of the shaded band.",
         x_label=f"change of {label} (%); shaded: within {100 * threshold:g}%",
         ticks=lambda ratio: f"{100 * (ratio - 1):.3g}",
     )

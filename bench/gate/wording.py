@@ -37,6 +37,14 @@ def format_change(c: Change) -> str:
     return f"{estimate}%" if math.isnan(c.ratio.low) else f"{estimate}% ({low} to {high})"
 
 
+def describe_size(c: Change) -> str:
+    """The change as a clause with its metric: `throughput of DDP on 2 GPUs changed by -1.3% (…)`."""
+    if c.column is None or c.ratio is None:
+        return describe_change(c)
+    figure = format_change(c).replace("-", "\N{MINUS SIGN}")
+    return f"{c.column.label} of {c.name} changed by {figure}{' of the step' * bool(c.column.in_parts_of)}"
+
+
 def describe_change(c: Change) -> str:
     """The comparison as a sentence without its full stop: `DDP on 2 GPUs is 16% slower (13\N{EN DASH}20)`."""
     if c.column is None or c.ratio is None:

@@ -47,10 +47,10 @@ def print_page(page: Page, *, place: str = "", piped_width: int = PIPED_WIDTH) -
         return [_fill_line(f"{escape_controls(label):<{labels}}", said, text_width) for label, said in told]
 
     if page.tone is not None:
-        said = Text(f"{page.tone.sign} {escape_controls(page.status)}", style=page.tone.style)
+        said = Text(_fill_line(f"{page.tone.sign} ", page.status, text_width), style=page.tone.style)
         RichConsole(file=sys.stdout).print(said, soft_wrap=True)
     first = _fill_line("", " · ".join(filter(None, (page.heading, *page.subtitle))), text_width)
-    head = (first, *page.facts, *page.warnings)
+    head = (first, *(_fill_line("", line, text_width) for line in (*page.facts, *page.warnings)))
     _print(*head)
     _print(*label_lines(answers), gap=any(head))
     for i, table in enumerate(page.tables):

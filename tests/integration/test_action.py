@@ -222,10 +222,10 @@ def test_a_base_that_cannot_be_had_is_a_mistake_and_replaces_its_comment(step, g
 @pytest.mark.parametrize(
     ("code", "said", "fails_on", "ends", "verdict"),
     [
-        (3, "undecided: 1 undecided", "undecided", 3, "undecided"),
+        (3, "Undecided: 1 undecided", "undecided", 3, "undecided"),
         (4, "", "regression", 4, "not measured"),
-        (0, "pass: 2 allowed", "regression", 0, "pass"),
-        (1, "regression: it is slower", "regression", 1, "regression"),
+        (0, "Pass, no regression: DDP changed by +0.1%", "regression", 0, "pass"),
+        (1, "Regression: it is slower", "regression", 1, "regression"),
         (1, "regression: it is slower", "undecided", 0, "regression"),
         (1, "missing: a case", "regression undecided", 0, "missing"),
         (1, "missing: a case", "missing", 1, "missing"),
@@ -234,7 +234,7 @@ def test_a_base_that_cannot_be_had_is_a_mistake_and_replaces_its_comment(step, g
         (3, "", "regression", 3, "not comparable"),
         (3, "nothing to compare: the baseline has no net.py", "regression missing", 0, "nothing to compare"),
         (3, "nothing to compare: the baseline has no net.py", "new", 3, "nothing to compare"),
-        (0, "pass: 2 allowed", "slower", 2, ""),
+        (0, "Pass, no regression: x", "slower", 2, ""),
     ],
 )
 def test_the_step_fails_on_the_verdicts_that_are_chosen(

@@ -313,6 +313,5 @@ def test_the_documented_variable_slows_the_step_on_a_cpu(capsys):
     assert main([*given[:end], "--launches", "1", "--json", *given[end:], *quick]) == ExitCode.FAILED
     told = json.loads(capsys.readouterr().out)
     assert told["verdict"] == "regression"
-    assert (
-        ", candidate with ATEN_CPU_CAPABILITY=default: regression, single on 1 CPU core" in told["headline"]
-    )
+    assert told["sentence"].startswith("Regression: single on 1 CPU core is ")
+    assert told["compared"].endswith(", ATEN_CPU_CAPABILITY=default")

@@ -7,6 +7,7 @@ import tomllib
 import yaml
 from commands import ROOT
 
+from ddp_bench.bench.common.errors import ExitCode
 from ddp_bench.bench.gate.main import make_parser as gate_parser
 from ddp_bench.bench.run.main import parse_settings
 
@@ -47,16 +48,58 @@ def test_readme_names_what_is_tested_nightly():
     assert not set(untried) & set(pythons())
 
 
+def read_jobs():
+    """The jobs of docs/ci.md: those of GitHub Actions, and those of GitLab."""
+    text = (ROOT / "docs/ci.md").read_text(encoding="utf-8")
+    blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
+    ours = [block["jobs"]["gate"] for block in blocks if "jobs" in block]
+    return ours, [job for block in blocks if "jobs" not in block for job in block.values()]
+
+
 def test_the_documented_jobs_give_the_action_what_it_takes():
     """Hosted and self-hosted: inputs of action.yml, arguments that gate and run read, known verdicts."""
     action = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
-    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/ci.md").read_text(encoding="utf-8"), re.DOTALL)
-    jobs = [yaml.safe_load(block)["jobs"]["gate"] for block in blocks]
-    assert [job["runs-on"] for job in jobs] == ["ubuntu-latest", ["self-hosted", "gpu"]]
-    for job in jobs:
-        (given,) = (one["with"] for one in job["steps"] if one.get("uses", "").startswith("ddp-bench/"))
+    used = [(job["runs-on"], one["with"]) for job in read_jobs()[0] for one in job["steps"] if is_ours(one)]
+    assert [runner for runner, _ in used] == ["ubuntu-latest", ["self-hosted", "gpu"]]
+    for _, given in used:
         assert set(given) <= set(action["inputs"])
         assert {"regression", "missing"} <= set(given["fail-on"].split())
         assert set(given["fail-on"].split()) <= {"regression", "missing", "undecided", "new"}
         assert gate_parser().parse_args(shlex.split(given["gate"])).max_time is not None
         assert parse_settings(shlex.split(given["run"])).modes == ("ddp",)
+
+
+def is_ours(step):
+    return step.get("uses", "").startswith("ddp-bench/")
+
+
+def read_gate(script):
+    """Options of the one gate among the lines of a job, as its own parser reads them."""
+    (line,) = (line for line in script if line.startswith("ddp-bench gate "))
+    words = shlex.split(line)[2:]
+    end = words.index("--")
+    assert parse_settings(words[end + 1 :]).modes == ("ddp",)
+    return gate_parser().parse_args(words[:end])
+
+
+def test_a_documented_job_compares_two_environments():
+    """The interpreter of the baseline is of an environment that the job makes, with another torch."""
+    (job,) = (job for job in read_jobs()[0] if not any(map(is_ours, job["steps"])))
+    script = [step["run"] for step in job["steps"] if "run" in step]
+    gate = read_gate(script)
+    assert gate.interleave == "."
+    makes = {line.split()[3]: line for line in script if line.startswith("python -m venv ")}
+    assert gate.python == "old/bin/python"
+    torch = [re.search(r"torch==2\.(\d+)", makes[name])[1] for name in ("old", "new")]
+    assert int(torch[0]) < int(torch[1])
+    assert all(" -e . " in line and f"{name}/bin/pip" in line for name, line in makes.items())
+
+
+def test_the_documented_gitlab_job_keeps_what_the_gate_writes_and_lets_noise_pass():
+    (job,) = read_jobs()[1]
+    gate = read_gate(job["script"])
+    assert gate.interleave == "$CI_MERGE_REQUEST_DIFF_BASE_SHA"
+    assert job["artifacts"]["reports"]["junit"] == str(gate.junit)
+    assert job["artifacts"]["paths"] == [str(gate.html)]
+    assert job["variables"]["GIT_DEPTH"] == "0", "of a shallow clone git may not know the baseline"
+    assert job["allow_failure"]["exit_codes"] == [ExitCode.UNDECIDED]

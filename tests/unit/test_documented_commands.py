@@ -23,7 +23,7 @@ from tried_commands import check_names, put_run, stop_at_processes, tried
 from ddp_bench.__main__ import load_main
 
 OTHER_TOOLS = {
-    r"(python -m )?pip ": "installs: .ci/run runs the README's two",
+    r"((python -m |\w+/bin/)?pip|python -m venv) ": "installs: .ci/run runs the README's two",
     r"python -m pytest": "these tests",
     r"python tests/": "tools of contributors, of which the file is there",
     r"(bencher|pydeps|git|sudo) ": "programs of others",

@@ -15,6 +15,7 @@ from gate_runs import STEADY, changed, gated, made_run, slowed
 from scipy.stats import t
 
 from ddp_bench.bench.common.errors import ExitCode, UsageError
+from ddp_bench.bench.findings.wording import CPU_STAND_IN
 from ddp_bench.bench.gate import interleave, output, sides
 from ddp_bench.bench.gate.checkouts import Checkout
 from ddp_bench.bench.gate.compare import OF_ONE_LAUNCH
@@ -211,15 +212,18 @@ def test_free_the_machine_first_where_its_load_hides_a_change():
     assert "Other programs used 1% of the cores." in output.list_facts(quiet)
     decided = gated(*under_load(0.9, (1.5, 1.51, 1.49)), looks=(3,), asked=ASKED)
     assert decided.more is None, "a regression is one under load too"
-    assert describe_verdict(decided).startswith("regression")
+    assert describe_verdict(decided).startswith("Regression: ")
 
 
 def test_separate_runs_name_the_side_that_was_loaded():
     quiet, busy = made_run(STEADY), made_run(STEADY, load=[{"cores": 2, "others": 1.0, "seconds": 9.0}])
     _, cautions = describe_machine(quiet, busy, [*zip(quiet.cases, busy.cases, strict=True)])
     assert [one.partition(" during")[0] for one in cautions] == [
-        "candidate: other programs used 50% of the cores"
+        CPU_STAND_IN,
+        "candidate: other programs used 50% of the cores",
     ]
+    _, cautions = describe_machine(on_gpus(1980.0), quiet, [])
+    assert cautions == (f"candidate: {CPU_STAND_IN}",), "not said of GPUs"
 
 
 def on_gpus(mhz, throttled_pct=0.0):

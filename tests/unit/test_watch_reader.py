@@ -328,7 +328,7 @@ def test_two_watched_folders_are_compared_like_two_runs(tmp_path, capsys):
         file.write_text(json.dumps(manifest))
     code, said = gated(capsys, tmp_path / "one", tmp_path / "two")
     assert (code, "steps/s" in said) == (0, True), said
-    assert "Not measured in turns" in said
+    assert "The runs were not interleaved" in said
     assert "Intervals are of these launches" in said
     code, said = gated(capsys, tmp_path / "one", slower)
     assert code == 1, said
@@ -338,7 +338,7 @@ def test_two_watched_folders_are_compared_like_two_runs(tmp_path, capsys):
         watched_run(write_rows(folder, training(noise=0.4, seed=seed)))
     code, said = gated(capsys, *noisy)
     assert code == 3, said
-    assert "Watch both trainings for more steps, in turns; then gate again" in said
+    assert "Watch both trainings for more steps, by turns; then gate again" in said
     assert "watch --steps 320 -- COMMAND" in said
 
 
@@ -366,7 +366,7 @@ def test_a_run_and_a_watched_folder_are_not_compared_and_say_why_in_a_line(tmp_p
     for sides in ((recorded, watched), (watched, recorded)):
         assert gate([*map(str, sides)]) == 3
         said = capsys.readouterr().out
-        assert "not comparable" in said.splitlines()[0]
+        assert "Not comparable" in said.splitlines()[0]
         assert "differs: unit: " in said
         assert "--interleave" not in said
 
