@@ -74,7 +74,7 @@ def _compare_sides(options: argparse.Namespace, given: Sequence[str]) -> int:
 
 
 def _read_request(options: argparse.Namespace, arguments: Sequence[str]) -> Request | None:
-    """Read what a gate in turns is to measure; None of one between results folders. Raises UsageError."""
+    """Read what an interleaved gate is to measure; None of one between results folders. Raises UsageError."""
     if options.interleave is None:
         return None
     if options.runs:

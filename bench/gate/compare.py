@@ -169,8 +169,8 @@ def compare(
     pairs, and what differs between them is what is being tested, so it does not block. Of others the
     intervals hold how much each run changed within itself, too. `looks` are the numbers of launches after
     which the gate may have ended; each costs width. Throughput in different units is never compared.
-    `environments` are the variables that the gate set for each side alone. `asked` is how a gate in turns was
-    asked for, as `more` takes it.
+    `environments` are the variables that the gate set for each side alone. `asked` is how an interleaved gate
+    was asked for, as `more` takes it.
 
     Raises NotComparableError where no case is common to both or one has too few rounds, UsageError where the
     baseline measured nothing.

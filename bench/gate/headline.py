@@ -59,7 +59,7 @@ def _describe_worst(worst: Change) -> str:
     if worst.suspected:
         return f"{describe_change(worst)}, but {worst.reason}"
     if worst.verdict == "undecided":
-        return f"{describe_size(worst)}, which may or may not exceed {limit}"
+        return f"{describe_size(worst)}: a regression beyond {limit} is neither confirmed nor ruled out"
     if worst.verdict == "no regression":
         return f"{describe_size(worst)}, within {limit}"
     return describe_change(worst) + (f", beyond {limit}" if worst.verdict == "regressed" else "")

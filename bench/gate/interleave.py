@@ -1,4 +1,4 @@
-"""Measures two checkouts, or two environments, in turns on one machine: the strongest comparison there is.
+"""Interleaves two checkouts, or two environments, on one machine: the strongest comparison there is.
 
 Each is an ordinary `bench.run` of its own code and interpreter; a turn server lets one of them compute at a
 time, in random order, so that a slow minute of the machine meets both.
@@ -43,7 +43,7 @@ def measure_launches(
     out: Path | None = None,
     quiet: bool = False,
 ) -> tuple[GateRun, GateRun]:
-    """Measure baseline and candidate in turns; return each with the rounds of all launches.
+    """Measure baseline and candidate interleaved; return each with the rounds of all launches.
 
     Both are launched until `gate_of` them is decided, which is asked after each number of launches in the
     looks, or until no further launch fits into the time. `out` is a folder that keeps the results. Raises
@@ -72,7 +72,7 @@ def measure_launches(
                 how_far += f", can resolve changes of about ±{100 * width:.2g}% by then"
             if launches and is_busy(launches[-1][0].manifest):
                 how_far += f"; {describe_load(launches[-1][0].manifest)}"
-            console.show_progress("baseline and candidate in turns", done / looks[-1], how_far)
+            console.show_progress("baseline and candidate, interleaved", done / looks[-1], how_far)
             load, folder = read_load(), out / f"launch{done + 1}"
             runs = measure_in_turns(checkouts, arguments, folder, seed=done + 1)
             launches.append(add_load(runs, compute_loads([load], [read_load()])))
@@ -98,7 +98,7 @@ def measure_launches(
 def measure_in_turns(
     checkouts: tuple[Checkout, Checkout], arguments: Sequence[str], folder: Path, *, seed: int = 0
 ) -> tuple[GateRun, GateRun]:
-    """Run `bench.run arguments` of baseline and candidate in turns, results in `folder`, and read them.
+    """Run `bench.run arguments` of baseline and candidate interleaved, results in `folder`, and read them.
 
     Whatever is raised meanwhile, such as by a signal's handler, first ends the runs. Raises UsageError with
     the last line that a run said if it fails, NotMeasuredError where it could not measure what was asked for,

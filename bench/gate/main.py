@@ -26,9 +26,9 @@ def make_parser() -> cli.Parser:
             ("--interleave main -- --workload net:make --gpus 2", "your code against branch main"),
             ("--interleave . --python /old/venv/bin/python -- --gpus 2", "this PyTorch against an old one"),
         ),
-        exit_codes="0 pass; 1 a regression, or a case of the baseline is missing; 2 a mistake in the command or "
-        "the setup, with its fix; 3 undecided (noise hides a change), not comparable or nothing to compare; 4 a side "
-        "could not be measured. docs/gate.md says what to do for each.",
+        exit_codes="0 pass; 1 a regression, or a case of the baseline is missing; 2 a mistake in the command "
+        "or the setup, with its fix; 3 undecided (noise hides a change), not comparable or nothing to "
+        "compare; 4 a side could not be measured. docs/gate.md says what to do for each.",
         details="A regression needs both: an interval of candidate / baseline that excludes no change, and a "
         "change beyond the threshold. At most 1% of gates report one that is none: docs/gate.md.",
     )
@@ -43,10 +43,10 @@ def make_parser() -> cli.Parser:
     what.add_argument(
         "--interleave",
         metavar="REF",
-        help="measure both sides now: the candidate is the code as it stands, the baseline git reference REF "
-        "of the repository that holds the --workload (without one, of ddp-bench's own). With . the baseline is "
-        "the code as it stands, too: to compare two environments (--python, --env), or to see how far equal "
-        f"sides differ. Behind -- stand arguments of {cli.get_message_prefix('run')}",
+        help="measure both sides now: the candidate is the code as it stands, the baseline git reference "
+        "REF of the repository that holds the --workload (without one, of ddp-bench's own). With . the "
+        "baseline is the code as it stands, too: to compare two environments (--python, --env), or to see "
+        f"how far equal sides differ. Behind -- stand arguments of {cli.get_message_prefix('run')}",
     )
     how = made.add_argument_group("how to judge")
     how.add_argument(
@@ -93,8 +93,8 @@ def make_parser() -> cli.Parser:
     measure.add_argument(
         "--python",
         metavar="PATH",
-        help="the baseline's interpreter, for another environment as an older PyTorch; it needs "
-        "torch, torchvision, numpy, pandas, scipy, msgspec and rich, and no ddp-bench (default: the one that runs this)",
+        help="the baseline's interpreter, for another environment such as an old PyTorch; it needs torch, "
+        "torchvision, numpy, pandas, scipy, msgspec and rich, but no ddp-bench (default: this interpreter)",
     )
     for name, side in (("--env", "candidate"), ("--baseline-env", "baseline")):
         measure.add_argument(

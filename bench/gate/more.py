@@ -65,7 +65,7 @@ def propose_command(
         undecided: comparisons without a verdict.
         errors: of each interval, at a single look.
         launches: how many there were; 0 of runs that did not take turns.
-        asked: what was typed behind the name of a gate in turns.
+        asked: what was typed behind the name of an interleaved gate.
     """
     if watched := sides[1].watched:
         longer = format_command("watch", "--steps", f"{4 * watched.num_steps}", "--", "COMMAND")

@@ -64,10 +64,11 @@ def _tabulate_changes(gate: Gate) -> Table:
 
 def _tabulate_differences(gate: Gate) -> Table:
     """List the conditions that differ, those that block the comparison first."""
-    effects = ("does not block", "blocks the comparison" if gate.conditions_block else "is compared")
-    rows = ((d.name, d.then, d.now, effects[d.blocking]) for d in gate.differences)
-    shown = tuple(tuple(_format_lines(row)) for row in rows)
-    return Table("What differs between the sides", "", _DIFFERENCES, shown)
+    effects = ("does not block", "blocks the comparison")
+    rows = [_format_lines((d.name, d.then, d.now, effects[d.blocking])) for d in gate.differences]
+    width = len(_DIFFERENCES) - (not gate.conditions_block)
+    shown = tuple(tuple(row[:width]) for row in rows)
+    return Table("What differs between the sides", "", _DIFFERENCES[:width], shown)
 
 
 def list_warnings(gate: Gate) -> list[str]:

@@ -1,4 +1,4 @@
-"""The sides of a gate in turns before anything is timed: what was asked for, every check, and the plan."""
+"""The sides of an interleaved gate before anything is timed: what was asked for, every check, the plan."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ END_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The comparison that a gate in turns was asked to make."""
+    """The comparison that an interleaved gate was asked to make."""
 
     reference: str
     """The git reference of the baseline."""

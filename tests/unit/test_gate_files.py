@@ -10,6 +10,7 @@ import shutil
 from xml.etree import ElementTree as ET
 
 import pytest
+from commands import ROOT
 from gate_runs import STEADY, failed, gated, made_run, of_metric, plan, slowed, write_run
 from made import made_manifest
 from matplotlib.figure import Figure as Canvas
@@ -22,7 +23,8 @@ from ddp_bench.bench.gate import headline, output
 from ddp_bench.bench.gate.code import Code, check_one_code
 from ddp_bench.bench.gate.command import read_policy
 from ddp_bench.bench.gate.compare import compare
-from ddp_bench.bench.gate.decide import Policy
+from ddp_bench.bench.gate.decide import EXIT_CODES, Policy
+from ddp_bench.bench.gate.judge import VERDICTS
 from ddp_bench.bench.gate.main import main, make_parser
 from ddp_bench.bench.gate.page import make_page, render_markdown
 from ddp_bench.bench.gate.runs import read_run
@@ -458,3 +460,15 @@ def test_the_csv_names_units():
     link = make_page(gate, *runs).data.href.partition("base64,")[2]
     rows = list(csv.DictReader(io.StringIO(base64.b64decode(link).decode())))
     assert {row["metric"]: row["unit"] for row in rows} == {"images_per_s": "images/s", "speedup": ""}
+
+
+def test_every_verdict_and_every_column_of_the_csv_is_documented():
+    text = (ROOT / "docs" / "gate.md").read_text(encoding="utf-8")
+    section = text.partition("\n## Verdicts\n")[2].partition("\n## ")[0]
+    assert {*re.findall(r"^\| `([a-z ]+)` \|", section, re.MULTILINE)} == {*VERDICTS}
+    told = {word: int(code) for code, word in re.findall(r"^\| (\d) \| ([a-z ]+?) \|", text, re.MULTILINE)}
+    assert {word: told[word] for word in EXIT_CODES} == EXIT_CODES
+    runs = made_run(STEADY), made_run(STEADY)
+    data = make_page(gated(*runs), *runs).data.href.partition("base64,")[2]
+    columns = next(csv.reader(io.StringIO(base64.b64decode(data).decode())))
+    assert set(columns) <= set(re.findall(r"`(\w+)`", section))
