@@ -93,8 +93,8 @@ def make_parser() -> cli.Parser:
     measure.add_argument(
         "--python",
         metavar="PATH",
-        help="the baseline's interpreter, for another environment such as an old PyTorch; it needs torch, "
-        "torchvision, numpy, pandas, scipy, msgspec and rich, but no ddp-bench (default: this interpreter)",
+        help="the baseline's interpreter, for another environment such as an old PyTorch, in which "
+        "ddp-bench's packages are installed; ddp-bench itself need not be (default: this interpreter)",
     )
     for name, side in (("--env", "candidate"), ("--baseline-env", "baseline")):
         measure.add_argument(

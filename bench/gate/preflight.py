@@ -25,8 +25,11 @@ MIN_FREE_MIB = 100
 TIMEOUT_S = 60.0
 """Seconds that an interpreter may take to say its versions."""
 
-REQUIRED_PACKAGES = ("torch", "torchvision", "numpy", "pandas", "scipy", "msgspec", "rich")
-"""Packages without which no run starts."""
+REQUIRED_PACKAGES = (
+    *("torch", "torchvision", "numpy", "pandas", "scipy", "msgspec", "rich", "psutil", "pynvml"),
+    *("jinja2", "matplotlib"),  # the first launch writes its page
+)
+"""Packages without which a run does not come to its end."""
 
 SET_BY_RUNS = {
     **dict.fromkeys(NEEDED_OF_RANKS, "runs set it for each rank"),

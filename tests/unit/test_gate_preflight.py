@@ -1,10 +1,12 @@
 """A mistake in what a gate was asked for is found before anything is started, and JUnit tells of it."""
 
+import ast
 import subprocess
 import sys
 from xml.etree import ElementTree as ET
 
 import pytest
+from commands import ROOT
 from gate_runs import write_run
 from made_project import NET, RUN, commit
 
@@ -175,3 +177,20 @@ def test_a_baseline_without_the_option_has_nothing_to_compare_where_the_candidat
 )
 def test_a_gate_takes_its_own_preset_unless_another_is_named(given, rounds):
     assert parse_settings(sides.add_preset(given)).rounds == rounds
+
+
+def test_another_interpreter_is_asked_for_every_package_that_a_run_may_import():
+    """Oracle: the imports of the sources."""
+    files = [
+        file for room in ("bench", "models", "report", "ddp_bench") for file in (ROOT / room).rglob("*.py")
+    ]
+    found = set()
+    for node in (node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add(str(node.module).partition(".")[0])
+    with_matplotlib = {"PIL", "cycler"}
+    others = found - {*sys.stdlib_module_names, *with_matplotlib, "bench", "models", "report", "ddp_bench"}
+    assert "psutil" in others
+    assert others <= {*preflight.REQUIRED_PACKAGES}
