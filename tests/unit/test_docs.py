@@ -136,7 +136,9 @@ def test_every_block_that_does_something_is_a_recipe():
 def test_two_runs_are_compared(execute):
     said = execute("compare")
     assert "speedup" in said
-    assert said.splitlines()[-1].startswith(("regression: ", "missing: ", "undecided: ", "pass: "))
+    assert said.splitlines()[-1].startswith(
+        ("Regression: ", "Missing: ", "Undecided: ", "Pass, no regression: ")
+    )
 
 
 def test_a_plot_is_drawn(execute, tmp_path):
