@@ -202,8 +202,10 @@ def draw_drift(workload: WorkloadCases, times: RoundTimes, *, key: str, unit: st
         return None
     overall = compute_pace(several)
     at = find_headline_count(workload.cases)
-    paces = {f"median of {format_count(len(several), 'case')}": (LOOKS["other"], overall)}
-    for mode in ("single", "dp", "ddp"):
+    is_one = len(several) == 1
+    name = "throughput" if is_one else f"median of {format_count(len(several), 'case')}"
+    paces = {name: (LOOKS["other"], overall)}
+    for mode in ("single", "dp", "ddp") if not is_one else ():
         for case in select_mode(workload.cases, mode):
             if case.case_id in several and case.num_devices == (1 if mode == "single" else at):
                 label = label_case(case, with_cap=False)
@@ -222,12 +224,12 @@ def draw_drift(workload: WorkloadCases, times: RoundTimes, *, key: str, unit: st
             for label, (look, by_round) in paces.items()
         ],
         x_label=unit,
-        y_label="throughput (% of the case's median)",
+        y_label="throughput (% of the median)" if is_one else "throughput (% of the case's median)",
         key=f"{key}-rounds",
         title=f"{unit.capitalize()}s over time",
-        caption=f"Over {format_count(len(every), 'round')} the median case ran "
-        f"between {low} and {high} of its own "
-        "median.",
-        note="A level line is good. A slope is a machine that warms up or throttles, a dip of all modes "
-        "another program. Ratios are formed within rounds, so what all modes share cancels in them.",
+        caption=f"Over {format_count(len(every), unit)} {'throughput' if is_one else 'the median case'} ran "
+        f"between {low} and {high} of its own median.",
+        note="A level line is good. A slope is a machine that warms up or throttles, a dip "
+        f"{'' if is_one else 'of all modes '}another program."
+        f"{'' if is_one else ' Ratios are formed within rounds, so what all modes share cancels in them.'}",
     )

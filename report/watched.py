@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..bench.common.cli import NextStep
-from ..bench.common.numbers import format_count, format_interval, format_quantity, format_rough_duration
-from ..bench.findings.watched import conclude_watch, name_rank, write_ms
-from ..bench.findings.watched_settings import SettingsAdvice
+from ..bench.common.numbers import (
+    format_count,
+    format_interval,
+    format_number,
+    format_quantity,
+    format_rough_duration,
+)
+from ..bench.findings.watched import conclude_watch, name_rank
+from ..bench.findings.watched_settings import describe_share
 from ..bench.machine.manifest import Manifest, Timing
 from ..bench.machine.watched import Watched, WatchedRank
 from ..bench.page.page import Card, Figure, Heading, Page, Section, Table
 from ..bench.results.case_result import CaseResult
 from ..bench.results.store import RunData
+from ..bench.stats.interval import Interval
 from . import conditions, tables
 from .cases import group_workloads
 from .charts import draw_drift
@@ -38,19 +46,36 @@ _HEADINGS = {
 }
 """Headings of parts that are not headed by their own names."""
 
+_COLUMNS = {
+    "waits": "communication (and waiting)",
+    "buffers": "broadcast (of buffers)",
+    "collectives": "script's (collectives)",
+}
+"""The same above columns, where a terminal has a line for what stands in parentheses."""
+
 
 def make_watched_page(run: RunData, files: Files) -> Page:
     """Make the page of a watched training; nothing on it is of the user's command or environment."""
-    watched, manifest, cases = run.manifest.watched or Watched(), run.manifest, run.results
+    watched, manifest = run.manifest.watched or Watched(), run.manifest
+    cases = [replace(one, arch=watched.script or one.arch) for one in run.results]
     found, measured, shown = conclude_watch(run), group_workloads(cases), _list_parts(watched.ranks)
     over_time = [
-        one for w in measured if (one := draw_drift(w, run.times, key="w1", unit="step")) is not None
+        one
+        for w in measured
+        if (one := draw_drift(replace(w, cases=w.cases[:1]), run.times, key="w1", unit="step")) is not None
     ]
     ddp = [case for case in cases if case.mode == "ddp"]
     sent = (tabulate("Communication", ddp), tables.tabulate_layouts(ddp))
     more = (tabulate_times(cases[0]), *sent, conditions.tabulate_ranks(manifest))
-    late = [Card("Straggler", "found", "one rank is late", found.straggler)] if found.straggler else []
-    answers = [*make_cards(found.run.verdicts), *late]
+    costs = [
+        Card(
+            one.title,
+            "found" if one.ms else "open",
+            describe_share(one.ms, found.step) or "cost not measured",
+            f"{one.fact} {one.remedy}",
+        )
+        for one in found.costs
+    ]
     folds = (
         Section("more", "Steps over time", figures=over_time),
         Section("all-tables", "More tables", tables=[one for one in more if one is not None]),
@@ -58,22 +83,20 @@ def make_watched_page(run: RunData, files: Files) -> Page:
     told = conditions.group_conditions(manifest, cases)
     subtitle, setup = conditions.write_subtitle(run, measured, "run")
     return Page(
-        title=manifest.name or run.path.name,
-        heading=conditions.write_heading(cases),
+        title=f"{watched.script or 'training'}, watched",
+        headline=found.headline,
+        heading=f"{conditions.write_heading(cases)}{_describe_step(found.step)}",
         status=_describe_steps(watched, manifest.timing),
         subtitle=subtitle,
         setup=setup,
-        cards=answers,
+        cards=[*costs, *make_cards(found.others)],
         trust=found.trust,
         following=NextStep(found.advice, "") if found.advice else None,
-        savings=tables.tabulate_savings(found.settings.savings),
         notes=found.notes,
         intervals="95% intervals",
         figures=[draw_ranks(manifest, watched.ranks, shown)] if shown else [],
-        tables=[
-            *tabulate_unmeasured(found.settings),
-            *([tabulate_ranks(manifest, watched.ranks, shown)] if shown else []),
-        ],
+        tables_heading="Numbers",
+        tables=[tabulate_ranks(manifest, watched.ranks, shown)] if shown else [],
         folds=[fold for fold in folds if fold.figures or fold.tables],
         files=files.tables,
         data=files.data,
@@ -82,11 +105,16 @@ def make_watched_page(run: RunData, files: Files) -> Page:
     )
 
 
+def _describe_step(step: Interval | None) -> str:
+    """Say behind a heading what a step takes; empty where that is not known."""
+    return f": {format_interval(step, 'ms')} per step" if step else ""
+
+
 def _describe_steps(watched: Watched, timing: Timing) -> str:
     """Say in one line how many steps the answers are of, and how the training ended."""
     parts = (
         f"{watched.num_compared:,d} of {format_count(watched.num_steps, 'optimizer step')} compared",
-        f"{watched.num_probes:,d} of them probes" if watched.num_probes else "",
+        f"{watched.num_probes:,d} of them held gradients back (probes)" if watched.num_probes else "",
         f"{format_rough_duration(timing.measuring_s)} of training" if timing.measuring_s else "",
         f"ended: {timing.stopped_because}" if timing.stopped_because else "",
     )
@@ -112,24 +140,22 @@ def _list_parts(ranks: Sequence[WatchedRank]) -> list[str]:
     return [part for part in known if any(one.parts[part].estimate > 0 for one in ranks)]
 
 
-def tabulate_unmeasured(found: SettingsAdvice) -> list[Table]:
-    """Tabulate settings whose cost nobody knows, and what to try in their place."""
-    rows = [("not measured", what, f"try {remedy}") for what, remedy in found.unmeasured]
-    title = "Set badly, at a cost that was not measured"
-    return [Table(title, "", tables.SAVINGS, tuple(rows))] if rows else []
-
-
 def tabulate_ranks(manifest: Manifest, ranks: Sequence[WatchedRank], shown: Sequence[str]) -> Table:
     """Tabulate the shown parts of a step by rank."""
     return Table(
-        "A step by part and rank",
+        "Where a step goes, in ms",
         f"Medians of each rank's steps that hold nothing back. {WAITING[:1].upper()}{WAITING[1:]}: {_WAITS}.",
         (
             Heading("Rank", "number"),
-            *(Heading(f"{_HEADINGS.get(part, part)} (ms)", "number") for part in shown),
+            Heading("step", "number"),
+            *(Heading(_COLUMNS.get(part, part), "number") for part in shown),
         ),
         tuple(
-            (name_rank(manifest, one.rank), *(write_ms(one.parts[part], "") for part in shown))
+            (
+                name_rank(manifest, one.rank),
+                format_number(sum(part.estimate for part in one.parts.values())),
+                *(format_number(one.parts[part].estimate) for part in shown),
+            )
             for one in ranks
         ),
     )

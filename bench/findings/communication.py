@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from ..common.numbers import choose_places, format_interval, format_to_places
+from ..common.numbers import choose_places, format_interval, format_number, format_to_places
 from ..results.case_result import CaseResult
 from ..results.comparisons import EQUAL, FASTER, TOO_FEW, UNRESOLVED
 from ..results.store import RunData
@@ -128,7 +128,10 @@ def answer_communication(ddp: CaseResult | None, typical: FittedSteps, straggler
         overlap = _describe_overlap(ddp, _estimate_contention(ddp, typical))
         text = f"{fact}, {100 * exposed.estimate / step_ms:.0f}% of it{overlap}"
     else:
-        text = f"{fact}, at most {min(100 * exposed.high / step_ms, 100):.0f}% of it"
+        text = (
+            f"communication adds at most {format_number(exposed.high, 2)} ms to each DDP step, "
+            f"{min(100 * exposed.high / step_ms, 100):.0f}% of it"
+        )
         answer, label = EQUAL, "adds little"
         if exposed.high >= MIN_SHARE * step_ms:
             answer, label, text = UNRESOLVED, "", f"{UNRESOLVED}: {text}"

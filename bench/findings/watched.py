@@ -14,8 +14,8 @@ from ..results.comparisons import FASTER
 from ..results.store import RunData
 from ..stats.interval import Interval
 from .findings import Conclusion, conclude_run
-from .verdicts import CAP, COMMUNICATION, MIN_SHARE, RESOLVED
-from .watched_settings import SettingsAdvice, conclude_settings, make_interval
+from .verdicts import CAP, COMMUNICATION, MIN_SHARE, RESOLVED, Verdict
+from .watched_settings import Cost, conclude_settings, describe_share, make_interval, predict_step
 
 PART_NAMES = {
     "data": "data loading",
@@ -43,6 +43,8 @@ FEWER_BYTES_REMEDY = (
     "(register_comm_hook with bf16_compress_hook), which change the training."
 )
 
+UNKNOWN_REPEATABILITY = "unknown; watch the same command twice more to find out"
+
 
 def make_measured(found: Interval) -> Measured:
     """Turn an interval into what a manifest holds."""
@@ -61,13 +63,38 @@ class WatchConclusion:
 
     run: Conclusion
     """Findings of its folder as of a run's; what a run would do next is no command of the user's."""
-    straggler: str
-    """Sentence that names the rank which the others wait for; empty without one."""
-    settings: SettingsAdvice
-    """Settings that cost time, and the savings from changing them."""
+    costs: tuple[Cost, ...]
+    """Findings that cost time, the most expensive first; those whose cost was not measured last."""
+    others: tuple[Verdict, ...]
+    """Answers that cost nothing, or are open."""
     notes: tuple[str, ...]
-    advice: str
-    """Action to take first; empty without evidence."""
+
+    @property
+    def step(self) -> Interval | None:
+        """Return milliseconds of a step of the slowest rank."""
+        return self.run.cases[0].step_ms if self.run.cases else None
+
+    @property
+    def headline(self) -> str:
+        """Return the most expensive finding, from `MIN_SHARE` of the step on; else that there is none."""
+        least_ms = MIN_SHARE * self.step.estimate if self.step else 0.0
+        found = [one.fact for one in self.costs if not one.ms or one.ms.estimate >= least_ms]
+        found += [one.sentence for one in self.others if one.is_open]
+        found += [f"No finding costs {100 * MIN_SHARE:.0f}% of a step or more."] if self.step else []
+        return next(iter(found), "")
+
+    @property
+    def advice(self) -> str:
+        """Say what to do first; empty without evidence."""
+        changes = [one.change for one in self.costs if one.change and one.ms]
+        faster = [one for one in self.others if one.question == CAP and one.answer == FASTER]
+        changes += [f"Write {one.paste} in your script" for one in faster]
+        changes += [one.change for one in self.costs if one.change and not one.ms]
+        if changes:
+            return f"{changes[0]}; then watch again."
+        if any(one.question in (CAP, COMMUNICATION) and one.is_open for one in self.others):
+            return "Watch a longer training, while no other program uses these cores."
+        return FEWER_BYTES_REMEDY if self.costs else ""
 
     @property
     def trust(self) -> dict[str, str]:
@@ -75,19 +102,35 @@ class WatchConclusion:
         lines = self.run.trust.lines if self.run.trust else {}
         raced = any(one.question == CAP for one in self.run.verdicts)
         claims = ("by how much", *("which is faster",) * raced)
-        return {claim: said for claim, said in lines.items() if claim in claims}
+        found = {
+            claim: said.replace("ratios", "times").replace("rounds", "steps")
+            for claim, said in lines.items()
+            if claim in claims
+        }
+        return found | ({"next run": UNKNOWN_REPEATABILITY} if found else {})
 
 
 def conclude_watch(run: RunData) -> WatchConclusion:
     """Conclude a watched training."""
     watched = run.manifest.watched or Watched()
     told = (*_describe_steps(watched), *_compare_ranks(run.manifest, watched), *watched.notes)
-    notes = tuple(map(escape_controls, told))
     found = conclude_run(run)
-    late = describe_late_rank(run.manifest, watched.late)
-    exposed_ms = found.cases[0].exposed_comm_ms if found.cases else None
-    settings = conclude_settings(watched.settings, exposed_ms, _get_step_ms(watched))
-    return WatchConclusion(found, late, settings, notes, _advise(found, watched.late, settings))
+    case = found.cases[0] if found.cases else None
+    step, exposed_ms = (case.step_ms, case.exposed_comm_ms) if case else (None, None)
+    costs = conclude_settings(watched.settings, exposed_ms, step)
+    costs += conclude_late_rank(run.manifest, watched.late, step)
+    added = [one for one in found.verdicts if one.question == COMMUNICATION and one.answer == RESOLVED]
+    if added and exposed_ms is not None:
+        fact, _, more = added[0].sentence.removesuffix(".").partition("; ")
+        more = f"{more[:1].upper()}{more[1:]}. " if more else ""
+        then = f"{more}Without communication {predict_step(step, exposed_ms)}."
+        costs.append(Cost(added[0].title, f"{fact}.", then, exposed_ms))
+    return WatchConclusion(
+        found,
+        tuple(sorted(costs, key=lambda one: -one.ms.estimate if one.ms else 0.0)),
+        tuple(one for one in found.verdicts if one not in added),
+        tuple(map(escape_controls, told)),
+    )
 
 
 def _get_step_ms(watched: Watched) -> float:
@@ -95,30 +138,21 @@ def _get_step_ms(watched: Watched) -> float:
     return sum(part.estimate for part in watched.ranks[0].parts.values()) if watched.ranks else 0.0
 
 
-def _advise(found: Conclusion, late: LateRank | None, settings: SettingsAdvice) -> str:
-    """Say what to do first: about the straggler, which all wait for, about settings, or communication."""
-    if late is not None and late.is_straggler:
-        return f"{REMEDIES.get(late.part, EQUAL_RANKS_REMEDY)}; then watch again."
-    if settings.savings:
-        return f"Try {settings.savings[0].remedy}; then watch again."
-    faster = [one for one in found.verdicts if one.question == CAP and one.answer == FASTER]
-    if faster:
-        return f"Write {faster[0].paste} in your script; then watch again."
-    if any(one.question in (CAP, COMMUNICATION) and one.is_open for one in found.verdicts):
-        return "Watch a longer training, while no other program uses these cores."
-    exposes = any(one.question == COMMUNICATION and one.answer == RESOLVED for one in found.verdicts)
-    return FEWER_BYTES_REMEDY if exposes else ""
-
-
-def describe_late_rank(manifest: Manifest, late: LateRank | None) -> str:
-    """Say which rank the others wait for, by how much and with which part; empty without one."""
+def conclude_late_rank(manifest: Manifest, late: LateRank | None, step: Interval | None) -> list[Cost]:
+    """Say which rank the others wait for, by how much and in which part; nothing without one."""
     if late is None or not late.is_straggler:
-        return ""
-    return escape_controls(
-        f"Rank {name_rank(manifest, late.rank)} is a straggler: "
-        f"{write_ms(late.later_ms)} later in each step than the others, which wait for it; mostly in "
-        f"{PART_NAMES.get(late.part, late.part)}, with {write_ms(late.parts.get(late.part))}."
+        return []
+    later = make_interval(late.later_ms)
+    part = PART_NAMES.get(late.part, late.part)
+    fact = (
+        f"Rank {name_rank(manifest, late.rank)} is a straggler: the others wait {write_ms(late.later_ms)} for "
+        f"it, {describe_share(later, step)}, mostly because {part} takes "
+        f"{write_ms(late.parts.get(late.part))} longer."
     )
+    change = REMEDIES.get(late.part, EQUAL_RANKS_REMEDY)
+    then = predict_step(step, later)
+    remedy = f"{change}{f': {then}' if then else ''}."
+    return [Cost("Straggler", escape_controls(fact), remedy, later, change)]
 
 
 def name_rank(manifest: Manifest, rank: int) -> str:
@@ -142,8 +176,8 @@ def _compare_ranks(manifest: Manifest, watched: Watched) -> Iterator[str]:
         return
     name, later_ms = name_rank(manifest, late.rank), write_ms(late.later_ms)
     yield (
-        f"No rank is surely late. Most work of its own has rank {name}: {later_ms} more than the others in "
-        f"each step, {late.share_pct:.0f}% of it."
+        f"No rank is a straggler. Rank {name} works longest, {later_ms} more than the others in each step, "
+        f"{late.share_pct:.0f}% of it."
     )
     for rank, part, more_ms in _find_slower_parts(watched):
         name = name_rank(manifest, rank)

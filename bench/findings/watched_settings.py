@@ -1,4 +1,4 @@
-"""Says which settings of a watched training cost time, and which line or argument to change."""
+"""Says what costs a watched training time, by its settings, and which line or argument to change."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ..common.numbers import format_count, format_number
+from ..common.numbers import choose_places, format_count, format_interval, format_number, format_to_places
 from ..common.text import escape_controls
 from ..machine.watched import Measured, WatchedSetting
 from ..stats.interval import Interval
-from .verdicts import MIN_SHARE, Saving
+from .verdicts import MIN_SHARE
 
 COMMON_SETTINGS = ("buffers", "loader")
 """Settings that every training has: they are told from `MIN_SHARE` of the step on."""
@@ -29,13 +29,18 @@ TRAINER_NAMES = {"forward_sync_buffers": "ddp_broadcast_buffers"}
 """Names of TrainingArguments that are not made of a prefix and the argument's own name."""
 
 
-class SettingsAdvice(NamedTuple):
-    """Changes of a training's settings that are worth trying."""
+class Cost(NamedTuple):
+    """Finding that costs a watched training time, and the change against it."""
 
-    savings: tuple[Saving, ...] = ()
-    """Settings whose cost was measured, the largest first."""
-    unmeasured: tuple[tuple[str, str], ...] = ()
-    """Settings whose cost was not measured, or not told from noise, each with its remedy."""
+    title: str
+    fact: str
+    """Sentence that says what takes the time."""
+    remedy: str
+    """Sentence that says what to change, and what a step would take then."""
+    ms: Interval | None = None
+    """Milliseconds of each step, which are the most that the change saves; None where they are not known."""
+    change: str = ""
+    """Change to make, as a sentence without its full stop; empty where none is known."""
 
 
 def make_interval(found: Measured) -> Interval:
@@ -44,72 +49,113 @@ def make_interval(found: Measured) -> Interval:
     return Interval(found.estimate, *ends)
 
 
+def describe_share(cost: Interval | None, step: Interval | None) -> str:
+    """Say which share of a step a cost is; empty where one of them is not known."""
+    return f"{100 * cost.estimate / step.estimate:.0f}% of each step" if cost and step else ""
+
+
+def predict_step(step: Interval | None, saved: Interval) -> str:
+    """Say what a step would take without a cost; empty where the step is not known."""
+    if step is None:
+        return ""
+    now = format_to_places(Interval(step.estimate, math.nan, math.nan), choose_places(step), "ms")
+    return f"a step would take {format_interval(step.subtract(saved), 'ms')} instead of {now}"
+
+
 def conclude_settings(
-    found: Iterable[WatchedSetting], exposed_ms: Interval | None, step_ms: float
-) -> SettingsAdvice:
-    """Conclude what settings cost; `exposed_ms` is what communication adds to a step of `step_ms`."""
-    savings, unmeasured = list[Saving](), list[tuple[str, str]]()
+    found: Iterable[WatchedSetting], exposed_ms: Interval | None, step: Interval | None
+) -> list[Cost]:
+    """Conclude what settings cost; `exposed_ms` is what communication adds to a step of `step` ms.
+
+    Those whose cost was not measured, or is not told from noise, have none.
+    """
+    costs = list[Cost]()
     for one in found:
-        cost = make_interval(one.cost_ms) if one.cost_ms else None
+        ms = make_interval(one.cost_ms) if one.cost_ms else None
         if one.name == "micro-steps" and exposed_ms is not None and one.of:
-            cost = exposed_ms.scale(one.amount / one.of)
-        what, remedy = map(escape_controls, _describe(one))
-        least_ms = MIN_SHARE * step_ms if one.name in COMMON_SETTINGS else 0.0
-        if cost is not None and cost.low > 0 and cost.estimate >= least_ms:
-            savings.append(Saving(cost, what, remedy))
-        elif one.name not in COMMON_SETTINGS:
-            is_bounded = cost is not None and math.isfinite(cost.high)
-            bound = f" (at most {format_number(max(cost.high, 0.0), 2)} ms)" if cost and is_bounded else ""
-            unmeasured.append((f"{what}{bound}", remedy))
-    return SettingsAdvice(tuple(sorted(savings, key=lambda one: -one.ms.estimate)), tuple(unmeasured))
+            ms = exposed_ms.scale(one.amount / one.of)
+        least_ms = MIN_SHARE * step.estimate if step and one.name in COMMON_SETTINGS else 0.0
+        takes, then, is_resolved = "costs time that was not measured", "", bool(ms and ms.low > 0)
+        if ms is not None and is_resolved:
+            takes = f"takes {format_interval(ms, 'ms')}, {describe_share(ms, step)}"
+            then = predict_step(step, ms)
+        elif ms is not None and math.isfinite(ms.high):
+            takes = f"takes at most {format_number(max(ms.high, 0.0), 2)} ms of each step"
+        title, fact, change, bound = map(escape_controls, _describe(one, takes))
+        then = f": {then}{bound}" if then else ""
+        if one.name not in COMMON_SETTINGS or (ms and is_resolved and ms.estimate >= least_ms):
+            change = f"Try {change}"
+            costs.append(Cost(title, f"{fact}.", f"{change}{then}.", ms if is_resolved else None, change))
+    return costs
 
 
-def _describe(one: WatchedSetting) -> tuple[str, str]:
-    """Name what takes the time, and what to try against it."""
+def _describe(one: WatchedSetting, takes: str) -> tuple[str, str, str, str]:
+    """Name a setting, say that it `takes` time, what to change, and which bound the step then is."""
     at, amount = f" ({one.line})" if one.line else "", one.amount
     workers = f"more than {amount}" if amount else "2"
     return {
         "micro-steps": (
-            f"averaging gradients {format_count(amount, 'time')} before an accumulation is complete",
+            "Gradient accumulation",
+            f"Averaging gradients {format_count(amount, 'time')} before an accumulation is complete {takes}",
             f"no_sync() around forward and backward of every micro-step but the last{at}",
+            "",
         ),
         "unused": (
-            "the search for unused parameters, of which there are none ("
-            + ("the upper end with" if one.value == REDUCED else "without")
-            + " the all-reduce of which were used)",
+            "Unused parameters",
+            f"The search for unused parameters, of which there are none, {takes}",
             _name_argument(one, "find_unused_parameters", "False", "ddp_"),
+            ", the lower end without the all-reduce that it brings" if one.value == REDUCED else "",
         ),
         "buffers": (
-            "DDP's broadcast of buffers",
+            "Broadcast of buffers",
+            f"DDP's broadcast of buffers {takes}",
             f"{_name_argument(one, one.value, 'False', 'ddp_')}, if ranks may keep buffers of their own",
+            "",
         ),
         "loader": (
-            f"waiting for a loader with {format_count(amount, 'worker')} on each rank (the lower end where "
-            "workers find no free core)",
+            "Data loading",
+            f"Waiting for a DataLoader with {format_count(amount, 'worker')} on each rank {takes}",
             _name_argument(one, "num_workers", workers, "dataloader_"),
+            ", the lower end where workers find free cores",
         ),
         "pinning": (
-            "copying batches to the GPU from memory that is not pinned",
+            "Pinned memory",
+            "Batches are copied to the GPU from memory that is not pinned",
             _name_argument(one, "pin_memory", "True", "dataloader_"),
+            "",
         ),
         "epoch": (
-            f"the same order of samples in {amount} epochs, for the sampler's epoch is never set",
+            "Order of samples",
+            f"Samples have the same order in {amount} epochs, for the sampler's epoch is never set",
             f"sampler.set_epoch(epoch) before each pass over the DataLoader{at}",
+            "",
         ),
         "data-parallel": (
-            f"nn.DataParallel, which trains on {amount} GPUs from one process",
+            "nn.DataParallel",
+            f"One process trains on {amount} GPUs through nn.DataParallel",
             f"DistributedDataParallel, started by torchrun with a process for each GPU{at}",
+            "",
         ),
         "threads": (
-            f"{amount} threads of operators on {format_count(one.of, 'core')}",
+            "Threads",
+            f"{amount} threads of operators share {format_count(one.of, 'core')}",
             f"OMP_NUM_THREADS={one.value} before the launcher, or torch.set_num_threads({one.value})",
+            "",
         ),
         "host": (
-            f"a host that queues work more slowly than its GPU does it, in parts of {amount}% of a step",
+            "GPU waits for Python",
+            "The GPU has done all that its host has queued, and waits for more, at the end of parts that "
+            f"make {one.value or f'{amount}%'} of a step",
             "a larger batch, torch.compile, or less Python and fewer .item() calls in a step",
+            "",
         ),
-        "debug": (f"the checks of TORCH_DISTRIBUTED_DEBUG={one.value}", "TORCH_DISTRIBUTED_DEBUG=OFF"),
-    }.get(one.name, (one.name, ""))
+        "debug": (
+            "Debug checks",
+            f"TORCH_DISTRIBUTED_DEBUG={one.value} checks the ranks' collectives",
+            "TORCH_DISTRIBUTED_DEBUG=OFF",
+            "",
+        ),
+    }.get(one.name, (one.name, one.name, "", ""))
 
 
 def _name_argument(one: WatchedSetting, name: str, value: str, prefix: str) -> str:

@@ -258,7 +258,7 @@ def compare(
             *sides, [*(d.name for d in gate.blocking), *(SWEPT_COLUMNS if lacks_cases else ())]
         )
     elif not interleaved and (differing or not code.is_identical) and any(c.ratio for c in found):
-        step = write_distinguishing_command(*sides)
+        step = write_distinguishing_command(*sides, candidate.path)
     return dataclasses.replace(gate, more=step)
 
 

@@ -6,6 +6,7 @@ import math
 import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import scipy
 
@@ -120,8 +121,17 @@ def measure_alike(
     )
 
 
-def write_distinguishing_command(baseline: Manifest, candidate: Manifest) -> DecidingCommand | None:
-    """Return the command that tells a change of the code from one of the machine; None without one."""
+def write_distinguishing_command(
+    baseline: Manifest, candidate: Manifest, path: Path
+) -> DecidingCommand | None:
+    """Return the command that tells a change of the code from one of the machine; None without one.
+
+    No gate starts a watched training: that of the baseline is watched again, and held against `path`.
+    """
+    if baseline.watched:
+        again = format_command("watch", "--out", "again", "--", "COMMAND")
+        why = "to tell the script from the machine, watch the baseline again, COMMAND being what trained it"
+        return DecidingCommand(why, f"{again} && {format_command('gate', 'again', str(path))}")
     whole = write_interleave_command(baseline, candidate)
     why = f"to tell the code from the machine, interleave both where they were started{_explain(whole)}"
     return DecidingCommand(why, whole) if whole else None

@@ -60,8 +60,10 @@ class Watched(Record, frozen=True):
     """A user's own training that was watched."""
 
     command: tuple[str, ...] = ()
-    """The user's command, which stays in this file, as do the next ones."""
+    """The user's command, which stays in this file, as does the environment."""
     env: dict[str, str] = {}
+    script: str = ""
+    """File name of the script, where the command has one."""
     exit_code: int = 0
     num_steps: Count = 0
     """Optimizer steps that were seen on the first rank."""

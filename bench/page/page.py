@@ -149,6 +149,7 @@ class Page:
     sections: Sequence[Section] = ()
     """Sections between the notes and the numbers."""
     tables: Sequence[Table] = ()
+    tables_heading: str = "All cases"
     folds: Sequence[Section] = ()
     files: Sequence[Link] = ()
     data: Link | None = None

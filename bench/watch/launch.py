@@ -13,10 +13,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 import psutil
 
@@ -35,6 +35,10 @@ PROGRESS_INTERVAL_S = 60.0
 POLL_INTERVAL_S = 0.1
 STOP_GRACE_S = 30.0
 """Seconds that the command has to end after SIGTERM, with --stop."""
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+Handler: TypeAlias = Callable[[int, FrameType | None], None]
 
 MIN_HOOK_AT, MAX_HOOK_AT = 8, 30
 """Synchronised backwards without the hook, from which the step's own time comes."""
@@ -108,7 +112,7 @@ def run(command: Sequence[str], config: Mapping[str, Any], *, stop: bool, quiet:
     """
     folder, process = Path(config["folder"]), start(command, config)
     said_s, stopped_s, started = time.monotonic(), 0.0, list[psutil.Process]()
-    with forward_signals(process):
+    with handle_signals(make_forwarder(process)):
         while process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(POLL_INTERVAL_S)
@@ -129,21 +133,36 @@ def run(command: Sequence[str], config: Mapping[str, Any], *, stop: bool, quiet:
     return 0 if stopped_s else 128 - code if code < 0 else code
 
 
-@contextlib.contextmanager
-def forward_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Pass signals on to the command; Ctrl-C of a terminal reaches it without us."""
+def make_forwarder(process: subprocess.Popen[bytes]) -> Handler:
+    """Return what passes signals on to the command; Ctrl-C of a terminal reaches it without us."""
 
     def forward(number: int, _frame: FrameType | None) -> None:
         if number != signal.SIGINT or not is_in_foreground():
             process.send_signal(number)
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, forward) for number in numbers}
+    return forward
+
+
+class Stopped(BaseException):
+    """Signal that came while the report was made."""
+
+
+def stop(number: int, _frame: FrameType | None) -> None:
+    """Raise Stopped with the number of the first signal; ignore those that follow."""
+    for one in SIGNALS:
+        signal.signal(one, signal.SIG_IGN)
+    raise Stopped(number)
+
+
+@contextlib.contextmanager
+def handle_signals(handler: Handler) -> Iterator[None]:
+    """Handle signals that end a process by `handler`."""
+    before = {number: signal.signal(number, handler) for number in SIGNALS}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 def is_in_foreground() -> bool:
@@ -199,6 +218,21 @@ def await_rows(folder: Path, ended: Collection[int] = ()) -> None:
     deadline_s = time.monotonic() + MAX_END_S
     while read_outer_rows(folder) and not has_ended(folder, ended) and time.monotonic() < deadline_s:
         time.sleep(POLL_INTERVAL_S)
+
+
+def report(folder: Path, ended: Collection[int], code: int, quiet: bool, *told: Any) -> int:
+    """Report what was watched, and return the exit code; a signal meanwhile leaves the page out.
+
+    `told` are the command and the load, as `write_result` takes them.
+    """
+    with handle_signals(stop):
+        try:
+            await_rows(folder, ended)
+            write_result(folder, code, quiet, *told)
+        except Stopped as stopped:
+            write_result(folder, code, quiet, *told, with_page=False)
+            return 128 + int(*stopped.args)
+    return code
 
 
 def install(config: Mapping[str, Any]) -> None:

@@ -69,7 +69,6 @@ def main(argv: list[str]) -> int:
     from ..machine.load import compute_loads, read_load
     from ..results.run_folder import check_claimable, name_default_folder
     from . import launch
-    from .result import write_result
 
     folder = Path(options.out) if options.out else name_default_folder(host=get_host_name(), name="watch")
     if not is_rank and not launch.is_joined(folder):
@@ -92,8 +91,7 @@ def main(argv: list[str]) -> int:
     if not ours:
         print_message(explain_unreached(words))
     elif 0 in ours:
-        launch.await_rows(folder, ours)
-        write_result(folder, code, options.quiet, words, compute_loads([before], [read_load()]))
+        code = launch.report(folder, ours, code, options.quiet, words, compute_loads([before], [read_load()]))
     elif not is_rank and not options.quiet:
         print_message(
             f"the watch on rank 0's host writes the report, with ranks of this host if both share {folder}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from statistics import fmean
 import msgspec
 
 from ...report.build import build_page, write_page
-from ..common.cli import print_message
+from ..common.cli import format_command, print_message
 from ..common.numbers import format_count
 from ..common.process import get_host_name
 from ..findings.watched import make_measured
@@ -49,12 +50,18 @@ ROWS = "ranks"
 
 
 def write_result(
-    folder: Path, exit_code: int, quiet: bool, command: Sequence[str] = (), load: Sequence[Load] = ()
+    folder: Path,
+    exit_code: int,
+    quiet: bool,
+    command: Sequence[str] = (),
+    load: Sequence[Load] = (),
+    *,
+    with_page: bool = True,
 ) -> None:
     """Write tables, manifest and page of a watched training, and say on stderr what was found.
 
-    `command` is the user's, which stays in the manifest; `load` is that of other programs meanwhile. Raises
-    UsageError where `folder` takes no files.
+    `command` is the user's, which stays in the manifest; `load` is that of other programs meanwhile. Without
+    `with_page` a line says which command makes the page. Raises UsageError where `folder` takes no files.
     """
     watched = seen.read_ranks(folder / ROWS)
     with report_write_errors(f"{folder}"):
@@ -70,6 +77,9 @@ def write_result(
         few = f"{format_count(most, 'step')} seen, too few to compare: {seen.WARM_UP_STEPS} are warm-up"
         for text in (f"{few}; let it train longer", *name_notes(watched)):
             print_message(text)
+        return
+    if not with_page:
+        print_message(f"stopped before the report was made: {format_command('report', str(folder))} makes it")
         return
     page = build_page(load_run(folder), folder)
     place = write_page(folder, page)
@@ -113,6 +123,7 @@ def describe_watch(
         watched=Watched(
             command=tuple(command),
             env=here.env,
+            script=next((Path(one).name for one in command if re.fullmatch(r"[^-].*\.py", one)), ""),
             exit_code=exit_code,
             num_steps=len(first.steps),
             num_compared=len(watched.joined),

@@ -8,11 +8,13 @@ from typing import Any
 
 import msgspec
 
+from ..common.numbers import format_interval
 from ..findings.late_ranks import estimate_typical
 from ..findings.watched import make_measured
 from ..findings.watched_settings import REDUCED
 from ..machine.watched import Measured, WatchedSetting
 from ..stats.fit import MIN_ROUNDS
+from ..stats.interval import Interval, compute_median_interval
 from .late import get_work_s
 from .steps import JoinedStep, Made, Step, Watched, is_light
 
@@ -79,9 +81,10 @@ def _find_process_settings(watched: Watched) -> Iterator[WatchedSetting]:
     debug = {one.debug for one in starts} & {"INFO", "DETAIL"}
     if debug:
         yield WatchedSetting(name="debug", value=min(debug))
-    bound_pct = max(map(measure_host_bound_pct, watched.list_by_rank()), default=0.0)
-    if bound_pct >= MIN_HOST_BOUND_PCT:
-        yield WatchedSetting(name="host", amount=round(bound_pct))
+    shares = [share for steps in watched.list_by_rank() if (share := measure_host_bound_pct(steps))]
+    bound = max(shares, key=lambda share: share.estimate, default=None)
+    if bound is not None and bound.estimate >= MIN_HOST_BOUND_PCT:
+        yield WatchedSetting(name="host", value=format_interval(bound, "%"))
 
 
 def _measure_search(watched: Watched) -> dict[str, Any]:
@@ -110,19 +113,20 @@ def _measure_wait(watched: Watched) -> Measured | None:
     return msgspec.structs.replace(least_ms, high=wait_ms.high)
 
 
-def measure_host_bound_pct(steps: Sequence[Step]) -> float:
-    """Return the percentage of a rank's steps in parts at whose end its GPU had done all that was queued.
+def measure_host_bound_pct(steps: Sequence[Step]) -> Interval | None:
+    """Measure the percentage of a rank's steps in parts at whose end its GPU had done all that was queued.
 
     There it waited for its host. Where a GPU is least late by its host's clock it has nothing left to do.
     """
     lags_s = [lag_s for step in steps for _, _, lag_s in step.marks]
     if not lags_s:
-        return 0.0
+        return None
     most_s = min(lags_s) + MAX_LAG * median(step.step_s for step in steps)
     waits_s = (
         sum(s for part, s, lag_s in step.marks if part in HOST_PARTS and lag_s <= most_s) for step in steps
     )
-    return 100 * median(s / step.step_s for s, step in zip(waits_s, steps, strict=True))
+    shares = [100 * s / step.step_s for s, step in zip(waits_s, steps, strict=True)]
+    return compute_median_interval(shares)
 
 
 def get_first_rank(step: JoinedStep) -> Step:

@@ -65,7 +65,7 @@ def check_both_hosts(folder, said):
     late = run.manifest.watched.late
     assert hosts[late.rank] == "host1"
     assert late.later_ms.estimate == pytest.approx(50, rel=0.3)
-    straggler = conclude_watch(run).straggler
+    [straggler] = [one.fact for one in conclude_watch(run).costs if one.title == "Straggler"]
     assert straggler.startswith(f"Rank {late.rank} on host1 is a straggler: ")
     assert f"Rank {late.rank} on host1 is a straggler: " in said
     (case,) = run.results

@@ -186,6 +186,8 @@ def alike(*differing, step=measure_alike, **side):
     )
 
 
+distinguish = partial(write_distinguishing_command, path=Path("after"))
+
 IN_TURNS = (
     *("--interleave", "HEAD", "--strict", "--launches", "6", "--junit", "out.xml", "--json", "--"),
     *("--workload", "net:make", "--rounds", "6", "--device", "cpu"),
@@ -210,10 +212,9 @@ GATES = {
     "another CPU": partial(alike, "CPU"),
     "another CPU, in a lab": partial(alike, "CPU", **in_lab_of("host0", "host1", settings=SETTINGS)),
     "other watched trainings": partial(alike, "CPU", watched={"num_steps": 80}),
-    "code or machine": partial(alike, step=write_distinguishing_command),
-    "code or machine, in a lab": partial(
-        alike, step=write_distinguishing_command, **in_lab_of("host0", "host1")
-    ),
+    "code or machine": partial(alike, step=distinguish),
+    "code or machine, in a lab": partial(alike, step=distinguish, **in_lab_of("host0", "host1")),
+    "script or machine": partial(alike, step=distinguish, watched={"num_steps": 80}),
 }
 
 

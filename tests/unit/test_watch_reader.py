@@ -1,8 +1,11 @@
 """What a watched training's rows become: figures in closed form, the straggler, and what no file may hold."""
 
 import json
+import os
 import random
 import re
+import signal
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +16,7 @@ from ddp_bench.bench.findings.watched import conclude_watch
 from ddp_bench.bench.gate.main import main as gate
 from ddp_bench.bench.predict.main import main as predict
 from ddp_bench.bench.results.store import load_run
+from ddp_bench.bench.watch import launch, result
 from ddp_bench.bench.watch.late import CLOCK_ERROR, WORK_PARTS, find_late_rank
 from ddp_bench.bench.watch.launch import is_joined, list_ranks, make_config
 from ddp_bench.bench.watch.ranks.private import keep_traceable
@@ -96,6 +100,11 @@ def watched_run(folder, *, command=("torchrun", "train.py"), quiet=True):
     return load_run(folder)
 
 
+def straggler_of(run):
+    """The cost of a straggler; None without one."""
+    return next((one for one in conclude_watch(run).costs if one.title == "Straggler"), None)
+
+
 def test_backwards_before_the_optimizer_is_known_are_no_steps(tmp_path):
     """Synchronised micro-steps of an accumulation: the first three were taken for a step each."""
     made = training()
@@ -140,9 +149,12 @@ def test_a_rank_that_is_late_counts_as_its_own_work_and_not_as_communication(tmp
     late = run.manifest.watched.late
     assert (late.rank, late.last_pct) == (1, 100)
     assert late.later_ms.estimate == pytest.approx(30)
-    said = conclude_watch(run).straggler
-    assert said.startswith("Rank 1 is a straggler: 30.0 ")
-    assert "mostly in data loading" in said
+    found = straggler_of(run)
+    assert found.fact.startswith("Rank 1 is a straggler: the others wait 30.0 ")
+    assert "20% of each step, mostly because data loading takes 30.0 ms longer." in found.fact
+    assert "look at its storage: a step would take 120 (" in found.remedy
+    assert found.remedy.endswith(") ms instead of 150 ms.")
+    assert conclude_watch(run).headline == found.fact, "communication adds less"
 
 
 def test_the_interval_of_a_late_rank_holds_what_equal_ranks_differ_by(tmp_path):
@@ -234,7 +246,7 @@ def test_a_late_rank_is_named_with_its_host_where_there_are_several(tmp_path):
     second = folder / "ranks" / "host-1.jsonl"
     second.write_text(second.read_text().replace('"host": "host"', '"host": "b"'))
     run = watched_run(folder)
-    assert conclude_watch(run).straggler.startswith("Rank 1 on b is a straggler: 30.0 ")
+    assert straggler_of(run).fact.startswith("Rank 1 on b is a straggler: the others wait 30.0 ")
     page = (folder / "report.html").read_text()
     assert "rank 0 on host" in page
     assert ">1 on b<" in page
@@ -249,10 +261,10 @@ def test_hosts_of_one_name_whose_processes_have_one_number_write_files_of_their_
     (folder / "ranks").mkdir(parents=True)
     assert is_joined(folder)
     launches = [make_config(folder, 5) for _ in range(2)]
-    for rank, launch in enumerate(launches):
-        Rows(launch).write(kind="start", rank=rank, host="rack/node")
+    for rank, config in enumerate(launches):
+        Rows(config).write(kind="start", rank=rank, host="rack/node")
     assert len([*(folder / "ranks").iterdir()]) == 2
-    assert [list_ranks(launch) for launch in launches] == [{0}, {1}]
+    assert [list_ranks(config) for config in launches] == [{0}, {1}]
     assert not is_joined(folder)
 
 
@@ -302,7 +314,7 @@ def test_the_end_says_what_was_found_with_units_and_intervals(tmp_path, capsys):
         "Communication ",
         " ms, ",
         "Straggler Rank 1 is a straggler: ",
-        "75 of 80 optimizer steps compared · 17 of them probes · ",
+        "75 of 80 optimizer steps compared · 17 of them held gradients back (probes) · ",
         "Next step Look at ",
     ):
         assert words in said
@@ -333,6 +345,7 @@ def test_two_watched_folders_are_compared_like_two_runs(tmp_path, capsys):
     assert "Intervals are of these launches" in said
     code, said = gated(capsys, tmp_path / "one", slower)
     assert code == 1, said
+    assert f"watch --out again -- COMMAND && python -m bench.gate again {slower}" in said
     assert "--interleave" not in said, "a gate cannot start the user's training"
     noisy = [tmp_path / f"noisy{seed}" for seed in (3, 4)]
     for seed, folder in enumerate(noisy):
@@ -399,7 +412,7 @@ def test_the_page_tells_which_step_time_is_which_and_how_exposed_communication_w
     page = (tmp_path / "page.html").read_text()
     for words in ("Step of any rank, median", "without communication, from probes", "Exposed by", "(step "):
         assert words in page
-    for words in ("1 of 1 case", "steps/s", ">Where a step goes<", "(round "):
+    for words in ("1 of 1 case", "steps/s", "(round ", "All cases", "median of", "of all modes"):
         assert words not in page
 
 
@@ -425,8 +438,8 @@ def test_a_rank_that_is_not_surely_late_is_told_without_being_named_a_straggler(
     """And one disturbed quarter of the steps hides no straggler."""
     run = watched_run(write_rows(tmp_path / "slightly", training(noise=0.001, late_s=0.002)))
     found, late = conclude_watch(run), run.manifest.watched.late
-    assert (late.is_straggler, late.rank, found.straggler) == (False, 1, "")
-    assert any("No rank is surely late. Most work of its own has rank 1: 2" in note for note in found.notes)
+    assert (late.is_straggler, late.rank, straggler_of(run)) == (False, 1, None)
+    assert any("No rank is a straggler. Rank 1 works longest, 2" in note for note in found.notes)
     made = training(late_s=0.03)
     for step in made[:20]:  # the other rank is as late there
         step[0]["parts"]["other"] += 0.03
@@ -471,7 +484,7 @@ def test_the_page_shows_a_step_by_part_and_rank(tmp_path):
     page = (tmp_path / "watched" / "report.html").read_text()
     for words in (
         "Where a step goes, by rank",
-        "A step by part and rank",
+        "Where a step goes, in ms",
         "Rank 1 is a straggler",
         "rank 1 · ",
     ):
@@ -493,3 +506,50 @@ def test_torchs_compiler_rewrites_a_wrapped_collective_as_it_does_the_original()
         assert CollectiveFunctionRewriteVariable.can_rewrite(wrapped)
     finally:
         _functional_collectives.traceable_collective_remaps.pop(wrapped, None)
+
+
+def test_the_page_and_the_terminal_name_the_script_and_not_its_folder(tmp_path, capsys):
+    command = ("torchrun", "--nproc-per-node", "2", "/home/somebody/train.py", "--config", "x.py")
+    run = watched_run(write_rows(tmp_path / "watched", training()), command=command, quiet=False)
+    assert capsys.readouterr().err.startswith("train.py, 2 CPU cores: 120 ms per step\n")
+    page = (run.path / "report.html").read_text()
+    assert "<title>train.py, watched" in page
+    assert "somebody" not in page
+    assert {case.arch for case in run.results} == {"watched script"}, "a gate compares scripts of two names"
+
+
+def test_communication_that_is_not_told_from_none_is_said_with_its_upper_end(tmp_path):
+    made = training(noise=0.05)
+    for step in made:
+        for row in step:
+            for sync in row["syncs"]:
+                sync["end_s"] -= EXPOSED_S * (not sync["probe"])
+            row["parts"]["backward"] -= EXPOSED_S * (not row["probe"])
+            row["step_s"] -= EXPOSED_S * (not row["probe"])
+    run = watched_run(write_rows(tmp_path / "watched", made))
+    exposed = run.results[0].exposed_comm_ms
+    assert exposed.low < 0 < exposed.high
+    found = conclude_watch(run)
+    [said] = [one.sentence for one in found.others]
+    assert f"ommunication adds at most {exposed.high:.1f} ms to each DDP step, " in said
+    assert not found.costs
+
+
+@pytest.mark.parametrize("when", ["await_rows", "build_page"])
+def test_a_signal_while_the_report_is_made_ends_in_the_command_that_makes_it(
+    tmp_path, monkeypatch, capsys, when
+):
+    def interrupt(*_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)  # the handler raises here
+
+    folder = write_rows(tmp_path / "watched", training())
+    monkeypatch.setattr(launch if when == "await_rows" else result, when, interrupt)
+    assert launch.report(folder, {0, 1}, 0, False, ["train.py"], ()) == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    [said] = capsys.readouterr().err.splitlines()
+    assert said.endswith(f"report {folder} makes it")
+    assert not (folder / "report.html").exists()
+    monkeypatch.undo()
+    assert report([str(folder)]) == 0
+    assert "Communication" in (folder / "report.html").read_text()

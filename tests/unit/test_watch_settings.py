@@ -30,9 +30,10 @@ def with_rows(steps, **more):
 
 
 def said_of(run):
-    """What would save time, and what was not measured."""
-    found = conclude_watch(run).settings
-    return [(one.ms.estimate, one.what, one.remedy) for one in found.savings], [*found.unmeasured]
+    """Costs of settings: what was measured, in ms, and what was not, each with the change."""
+    found = [one for one in conclude_watch(run).costs if one.title not in ("Communication", "Straggler")]
+    measured = [(one.ms.estimate, one.fact, one.change) for one in found if one.ms]
+    return measured, [(one.fact, one.change) for one in found if not one.ms]
 
 
 def test_a_training_that_is_set_well_is_told_nothing(tmp_path):
@@ -41,7 +42,7 @@ def test_a_training_that_is_set_well_is_told_nothing(tmp_path):
     model = {"find_unused_parameters": True, "unused": True, "line": NAME}
     run = changed_run(tmp_path / "w", training(), start=start, model=model, rows=[loader])
     assert said_of(run) == ([], [])
-    assert "What would save time" not in (tmp_path / "w" / "report.html").read_text()
+    assert "Try " not in (tmp_path / "w" / "report.html").read_text()
 
 
 def test_each_needless_average_costs_its_share_of_what_communication_adds(tmp_path):
@@ -49,10 +50,12 @@ def test_each_needless_average_costs_its_share_of_what_communication_adds(tmp_pa
     run = changed_run(tmp_path / "w", steps, model={"kept_at": NAME})
     [(ms, what, remedy)], others = said_of(run)
     assert ms == pytest.approx(3 / 4 * 4 * 1000 * EXPOSED_S)
-    assert "gradients 3 times before an accumulation is complete" in what
-    assert remedy == f"no_sync() around forward and backward of every micro-step but the last ({NAME})"
+    assert "3 times before an accumulation is complete takes 60.0 ms, 50% of each step" in what
+    assert remedy == f"Try no_sync() around forward and backward of every micro-step but the last ({NAME})"
     assert others == []
-    assert conclude_watch(run).advice == f"Try {remedy}; then watch again."
+    first, second = conclude_watch(run).costs
+    assert (first.title, second.title) == ("Communication", "Gradient accumulation"), "the larger cost first"
+    assert second.remedy == f"{remedy}: a step would take 60.0 ms instead of 120 ms."
 
 
 def test_without_probes_what_an_average_costs_is_not_measured_and_no_saving(tmp_path):
@@ -60,10 +63,8 @@ def test_without_probes_what_an_average_costs_is_not_measured_and_no_saving(tmp_
     run = changed_run(tmp_path / "w", with_rows(made, accumulated=1), model={"kept_at": NAME})
     savings, [(what, _)] = said_of(run)
     assert savings == []
-    assert what.startswith("averaging gradients 1 time before")
-    page = (tmp_path / "w" / "report.html").read_text()
-    assert "Set badly, at a cost that was not measured" in page
-    assert "What would save time" not in page
+    assert what.endswith("1 time before an accumulation is complete costs time that was not measured.")
+    assert "a step would take" not in (tmp_path / "w" / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_a_search_for_unused_parameters_costs_what_the_last_rank_searches(tmp_pa
     model = {"find_unused_parameters": True, "unused": False, "line": NAME, "made_by": made_by}
     [(ms, _, said)], others = said_of(changed_run(tmp_path / "w", steps, model=model))
     assert ms == pytest.approx(2)
-    assert said.startswith(remedy)
+    assert said.startswith(f"Try {remedy}")
     assert others == []
 
 
@@ -109,13 +110,16 @@ def test_buffers_and_loaders_cost_what_ranks_wait_for_them_largest_first(tmp_pat
     savings, others = said_of(run)
     assert [ms for ms, _, _ in savings] == pytest.approx([1000 * (OWN_S["data"] + 0.05), 30])
     assert [remedy for _, _, remedy in savings] == [
-        f"num_workers=2 in DataLoader ({NAME})",
-        "forward_sync_buffers=False in DistributedDataParallel (train.py:7), if ranks may keep buffers of "
-        "their own",
+        f"Try num_workers=2 in DataLoader ({NAME})",
+        "Try forward_sync_buffers=False in DistributedDataParallel (train.py:7), if ranks may keep "
+        "buffers of their own",
     ]
     assert others == []
-    page = (tmp_path / "w" / "report.html").read_text()
-    assert page.index("What would save time") < page.rindex(f"num_workers=2 in DataLoader ({NAME})")
+    found = conclude_watch(run)
+    share = "54.0 ms, 27% of each step."
+    assert found.headline == f"Waiting for a DataLoader with 0 workers on each rank takes {share}"
+    assert "a step would take 146 ms instead of 200 ms" in found.costs[0].remedy
+    assert found.advice == f"Try num_workers=2 in DataLoader ({NAME}); then watch again."
 
 
 def test_what_is_seen_but_not_measured_is_told_apart_with_what_to_change(tmp_path):
@@ -135,19 +139,19 @@ def test_what_is_seen_but_not_measured_is_told_apart_with_what_to_change(tmp_pat
     savings, others = said_of(changed_run(tmp_path / "w", training(), start=start, rows=rows))
     assert savings == []
     assert dict(others) == {
-        "nn.DataParallel, which trains on 4 GPUs from one process": (
-            "DistributedDataParallel, started by torchrun with a process for each GPU (train.py:9)"
+        "One process trains on 4 GPUs through nn.DataParallel.": (
+            "Try DistributedDataParallel, started by torchrun with a process for each GPU (train.py:9)"
         ),
-        "the same order of samples in 2 epochs, for the sampler's epoch is never set": (
-            f"sampler.set_epoch(epoch) before each pass over the DataLoader ({NAME})"
+        "Samples have the same order in 2 epochs, for the sampler's epoch is never set.": (
+            f"Try sampler.set_epoch(epoch) before each pass over the DataLoader ({NAME})"
         ),
-        "copying batches to the GPU from memory that is not pinned": (
-            f"pin_memory=True in DataLoader ({NAME})"
+        "Batches are copied to the GPU from memory that is not pinned.": (
+            f"Try pin_memory=True in DataLoader ({NAME})"
         ),
-        "8 threads of operators on 4 cores": (
-            "OMP_NUM_THREADS=2 before the launcher, or torch.set_num_threads(2)"
+        "8 threads of operators share 4 cores.": (
+            "Try OMP_NUM_THREADS=2 before the launcher, or torch.set_num_threads(2)"
         ),
-        "the checks of TORCH_DISTRIBUTED_DEBUG=DETAIL": "TORCH_DISTRIBUTED_DEBUG=OFF",
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL checks the ranks' collectives.": "Try TORCH_DISTRIBUTED_DEBUG=OFF",
     }
 
 

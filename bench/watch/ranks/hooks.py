@@ -53,7 +53,8 @@ def install_hooks(watch: Watch) -> None:
         (private.LoaderIterator, "__next__", watch.begin_batch, watch.end_batch),
         (torch.autograd, "backward", watch.begin_backward, watch.end_backward),
         (ddp, "_post_forward", setup.begin_search, setup.end_search),
-        (ddp, "__init__", setup.keep_made, setup.note_model),
+        # Within the constructor: a frame of ours around it would take its warnings from the user's line.
+        (ddp, "_build_params_for_reducer", setup.keep_made, setup.note_model),
         (private.Replicas, "__init__", setup.keep_made, setup.note_replicas),
         (private.Loader, "__init__", setup.keep_made, setup.note_loader),
     )

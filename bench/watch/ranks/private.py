@@ -25,6 +25,7 @@ FUNCTIONS = (
     (Ddp, "forward", ("self", "inputs", "kwargs")),
     (Ddp, "register_comm_hook", ("self", "state", "hook")),
     (Ddp, "_check_comm_hook", ("self", "hook")),
+    (Ddp, "_build_params_for_reducer", ("self",)),
     (Ddp, "_sync_buffers", ("self",)),
     (Ddp, "_post_forward", ("self", "output")),
     (Join, "notify_join_context", ("joinable",)),

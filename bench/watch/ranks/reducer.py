@@ -18,7 +18,6 @@ CapConfig: Any = getattr(distributed, "_BucketCapacityConfig", None)
 RACE_FUNCTIONS = (
     (c10d, "_get_process_group_store", ("pg",)),
     (Ddp, "_remove_autograd_hooks", ("self",)),
-    (Ddp, "_build_params_for_reducer", ("self",)),
     (Ddp, "_build_debug_param_to_name_mapping", ("self", "parameters")),
     (
         Ddp,

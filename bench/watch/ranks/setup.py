@@ -97,7 +97,7 @@ class Setup:
 
     def note_model(self, ddp: Any) -> None:
         """Note who has wrapped a model in DDP."""
-        self.callers[ddp] = find_caller()
+        self.callers.setdefault(ddp, find_caller())
 
     def note_replicas(self, model: Any) -> None:
         """Note a DataParallel on several devices."""
