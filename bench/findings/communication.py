@@ -169,7 +169,7 @@ def _describe_overlap(ddp: CaseResult, contention: Interval | None) -> str:
     if contention.low > 0:
         on_top = f"Contention, waiting and copies add another {format_interval(contention, 'ms')}"
         return f"{by_itself}: nothing is overlapped. {on_top}"
-    if hidden.estimate < 0:
+    if hidden.low < 0:
         return f"{by_itself}, of which at most {max(hidden.high, 0):.0f}% is overlapped"
     return f"{by_itself}, of which {format_to_places(hidden, 0, '%')} is overlapped"
 

@@ -32,9 +32,9 @@ MIN_SLOWER_PART = 0.02
 
 EQUAL_RANKS_REMEDY = "Give all ranks the same cores, clocks and batches"
 REMEDIES = {
-    "data": "Give the loader of this rank more workers, or look at its storage",
+    "data": "Give the loader of rank {rank} more workers, or look at its storage",
     "evaluation": "Let all ranks evaluate a part each",
-    "other": "Look at what this rank alone does in each step, such as logging, checkpoints or moving batches",
+    "other": "Look at what rank {rank} alone does in each step, as logging, checkpoints or moving batches",
 }
 """Remedy for a straggler, by the part that is late."""
 
@@ -143,16 +143,16 @@ def conclude_late_rank(manifest: Manifest, late: LateRank | None, step: Interval
     if late is None or not late.is_straggler:
         return []
     later = make_interval(late.later_ms)
-    part = PART_NAMES.get(late.part, late.part)
-    fact = (
-        f"Rank {name_rank(manifest, late.rank)} is a straggler: the others wait {write_ms(late.later_ms)} for "
-        f"it, {describe_share(later, step)}, mostly because {part} takes "
-        f"{write_ms(late.parts.get(late.part))} longer."
+    rank, part = name_rank(manifest, late.rank), PART_NAMES.get(late.part, late.part)
+    fact = escape_controls(
+        f"Rank {rank} is a straggler: the others wait {write_ms(late.later_ms)} for it, "
+        f"{describe_share(later, step)}, mostly because {part} takes {write_ms(late.parts.get(late.part))} "
+        "longer."
     )
-    change = REMEDIES.get(late.part, EQUAL_RANKS_REMEDY)
+    change = REMEDIES.get(late.part, EQUAL_RANKS_REMEDY).format(rank=rank)
     then = predict_step(step, later)
     remedy = f"{change}{f': {then}' if then else ''}."
-    return [Cost("Straggler", escape_controls(fact), remedy, later, change)]
+    return [Cost("Straggler", fact, remedy, later, change)]
 
 
 def name_rank(manifest: Manifest, rank: int) -> str:

@@ -79,7 +79,8 @@ def write_result(
             print_message(text)
         return
     if not with_page:
-        print_message(f"stopped before the report was made: {format_command('report', str(folder))} makes it")
+        again = format_command("report", str(folder))
+        print_message(f"stopped before the page was made: {again} makes the page")
         return
     page = build_page(load_run(folder), folder)
     place = write_page(folder, page)

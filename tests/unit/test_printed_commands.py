@@ -17,6 +17,7 @@ from finding_cases import CAP_1, CAP_25, CPU, DDP, DP, FAILED, NAN, SINGLE, expo
 from made import made_manifest
 from made_project import commit
 from report_runs import case, measured
+from test_watch_reader import training, write_rows
 from tried_commands import put_run, stop_at_processes, tried
 
 from ddp_bench.__main__ import COMMANDS, load_main
@@ -35,6 +36,7 @@ from ddp_bench.bench.machine.launch import write_launched_command
 from ddp_bench.bench.results.commands import write_repeat_command, write_resume_command
 from ddp_bench.bench.results.store import read_manifest
 from ddp_bench.bench.stats.interval import Interval
+from ddp_bench.bench.watch.result import write_result
 from ddp_bench.report.build import write_page
 
 WRITERS = [ROOT / "bench" / name for name in ("findings/next_step.py", "gate/more.py", "results/commands.py")]
@@ -266,10 +268,11 @@ def of_errors(capsys):
     (Path(RUN) / "cases.csv").rename("cases.csv")
     assert write_page(PLACE) is None
     Path("cases.csv").rename(Path(RUN) / "cases.csv")
+    write_result(write_rows(Path("watched"), training()), 0, quiet=False, with_page=False)
     said = capsys.readouterr().err
     found = [line.rpartition("python -m ")[2].partition(" makes the page")[0] for line in said.splitlines()]
     found = [f"python -m {words}" for words in found if not words.endswith("--help")]
-    assert len(found) == 3
+    assert len(found) == 4
     return [words.replace(" --device …", " --device cpu") for words in found]
 
 

@@ -548,7 +548,7 @@ def test_a_signal_while_the_report_is_made_ends_in_the_command_that_makes_it(
     assert launch.report(folder, {0, 1}, 0, False, ["train.py"], ()) == 128 + signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     [said] = capsys.readouterr().err.splitlines()
-    assert said.endswith(f"report {folder} makes it")
+    assert said.endswith(f"report {folder} makes the page")
     assert not (folder / "report.html").exists()
     monkeypatch.undo()
     assert report([str(folder)]) == 0
