@@ -59,7 +59,7 @@ class Files:
                 rank, name = int(match["rank"]), f"traces/{path.name}"
                 traces.setdefault(match["case_id"], []).append((rank, make_link(f"rank {rank}", name)))
         kept = sorted(f"{FAILURES}/{path.name}" for path in (folder / FAILURES).glob("*.txt"))
-        names = ("cases.csv", "comparisons.csv", "blocks.csv", "manifest.json")
+        names = ("cases.csv", "comparisons.csv", "blocks.csv", "steps.csv", "manifest.json")
         return cls(
             tuple(make_link(name, name) for name in names if (folder / name).is_file()),
             {case_id: tuple(one for _, one in sorted(links)) for case_id, links in traces.items()},

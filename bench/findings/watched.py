@@ -34,7 +34,7 @@ EQUAL_RANKS_REMEDY = "Give all ranks the same cores, clocks and batches"
 REMEDIES = {
     "data": "Give the loader of rank {rank} more workers, or look at its storage",
     "evaluation": "Let all ranks evaluate a part each",
-    "other": "Look at what rank {rank} alone does in each step, as logging, checkpoints or moving batches",
+    "other": "Look at what rank {rank} alone does in each step (logging, checkpoints, moving batches)",
 }
 """Remedy for a straggler, by the part that is late."""
 
@@ -144,14 +144,11 @@ def conclude_late_rank(manifest: Manifest, late: LateRank | None, step: Interval
         return []
     later = make_interval(late.later_ms)
     rank, part = name_rank(manifest, late.rank), PART_NAMES.get(late.part, late.part)
-    fact = escape_controls(
-        f"Rank {rank} is a straggler: the others wait {write_ms(late.later_ms)} for it, "
-        f"{describe_share(later, step)}, mostly because {part} takes {write_ms(late.parts.get(late.part))} "
-        "longer."
-    )
+    waited, longer = write_ms(late.later_ms), write_ms(late.parts.get(late.part))
+    fact = f"Rank {rank} is a straggler: the others wait {waited} for it, {describe_share(later, step)}."
     change = REMEDIES.get(late.part, EQUAL_RANKS_REMEDY).format(rank=rank)
     then = predict_step(step, later)
-    remedy = f"{change}{f': {then}' if then else ''}."
+    remedy = f"{part[:1].upper()}{part[1:]} takes {longer} longer. {change}{f': {then}' if then else ''}."
     return [Cost("Straggler", fact, remedy, later, change)]
 
 

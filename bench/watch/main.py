@@ -1,4 +1,4 @@
-"""Say what communication costs in your own training, and which rank is late.
+"""Say where the time of your own training goes, and which line to change first.
 
 The command after -- is yours, as you run it. It trains bit for bit as without us.
 """
@@ -28,7 +28,7 @@ def make_parser() -> Parser:
         examples=(
             ("-- torchrun --nproc-per-node 2 train.py", "your training, as it is"),
             ("--steps 100 --stop -- python train.py", "end after 100 steps"),
-            ("$ torchrun --nproc-per-node 2 -m ddp_bench watch --out watched train.py", ""),
+            ("$ torchrun --nproc-per-node 2 -m ddp_bench watch --out watched train.py", "on several hosts"),
         ),
         exit_codes="the command's; 128 + N where signal N ended it; 0 with --stop; 2 for a wrong command "
         "line. docs/watch.md says how it works, and what it cannot see.",
@@ -45,7 +45,7 @@ def make_parser() -> Parser:
         help="race bucket caps after these steps, as default,1,25,100 (MiB); on more than 2 ranks gradients "
         "then differ within rounding",
     )
-    add("--seed", metavar="N", default="0", help="of the draw of steps that hold gradients back (default 0)")
+    add("--seed", metavar="N", default="0", help="seed of the draw of steps that hold gradients back (default 0)")
     add("--quiet", action="store_true", help="say nothing on stderr")
     return made
 
