@@ -20,7 +20,6 @@ from ..bench.machine.watched import Watched, WatchedRank
 from ..bench.page.page import Card, Figure, Heading, Page, Section, Table
 from ..bench.results.case_result import CaseResult
 from ..bench.results.store import RunData
-from ..bench.stats.interval import Interval
 from . import conditions, tables
 from .cases import group_workloads
 from .charts import draw_drift
@@ -82,10 +81,11 @@ def make_watched_page(run: RunData, files: Files) -> Page:
     )
     told = conditions.group_conditions(manifest, cases)
     subtitle, setup = conditions.write_subtitle(run, measured, "run")
+    each = f"{format_interval(found.step, 'ms')} per step" if found.step else ""
     return Page(
         title=f"{watched.script or 'training'}, watched",
         headline=found.headline,
-        heading=f"{conditions.write_heading(cases)}{_describe_step(found.step)}",
+        heading=": ".join(filter(None, (conditions.write_heading(cases), each))),
         status=_describe_steps(watched, manifest.timing),
         subtitle=subtitle,
         setup=setup,
@@ -103,11 +103,6 @@ def make_watched_page(run: RunData, files: Files) -> Page:
         terms=TERMS | _TERMS,
         conditions={name: facts for name, facts in told.items() if name not in _HIDDEN_CONDITIONS},
     )
-
-
-def _describe_step(step: Interval | None) -> str:
-    """Say behind a heading what a step takes; empty where that is not known."""
-    return f": {format_interval(step, 'ms')} per step" if step else ""
 
 
 def _describe_steps(watched: Watched, timing: Timing) -> str:
