@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
 from ..bench.common.cli import NextStep
-from ..bench.common.numbers import (
-    format_count,
-    format_interval,
-    format_number,
-    format_quantity,
-    format_rough_duration,
-)
+from ..bench.common.numbers import format_count, format_interval, format_quantity, format_rough_duration
 from ..bench.findings.watched import conclude_watch, name_rank
 from ..bench.findings.watched_settings import describe_share
 from ..bench.machine.manifest import Manifest, Timing
@@ -45,24 +40,14 @@ _HEADINGS = {
 }
 """Headings of parts that are not headed by their own names."""
 
-_COLUMNS = {
-    "waits": "communication (and waiting)",
-    "buffers": "broadcast (of buffers)",
-    "collectives": "script's (collectives)",
-}
-"""The same above columns, where a terminal has a line for what stands in parentheses."""
-
 
 def make_watched_page(run: RunData, files: Files) -> Page:
     """Make the page of a watched training; nothing on it is of the user's command or environment."""
     watched, manifest = run.manifest.watched or Watched(), run.manifest
     cases = [replace(one, arch=watched.script or one.arch) for one in run.results]
     found, measured, shown = conclude_watch(run), group_workloads(cases), _list_parts(watched.ranks)
-    over_time = [
-        one
-        for w in measured
-        if (one := draw_drift(replace(w, cases=w.cases[:1]), run.times, key="w1", unit="step")) is not None
-    ]
+    own = [replace(one, cases=one.cases[:1]) for one in measured[:1]]
+    over_time = [draw_drift(one, run.times, key="w1", unit="step") for one in own]
     ddp = [case for case in cases if case.mode == "ddp"]
     sent = (tabulate("Communication", ddp), tables.tabulate_layouts(ddp))
     more = (tabulate_times(cases[0]), *sent, conditions.tabulate_ranks(manifest))
@@ -76,7 +61,7 @@ def make_watched_page(run: RunData, files: Files) -> Page:
         for one in found.costs
     ]
     folds = (
-        Section("more", "Steps over time", figures=over_time),
+        Section("more", "Steps over time", figures=[*filter(None, over_time)]),
         Section("all-tables", "More tables", tables=[one for one in more if one is not None]),
     )
     told = conditions.group_conditions(manifest, cases)
@@ -137,19 +122,21 @@ def _list_parts(ranks: Sequence[WatchedRank]) -> list[str]:
 
 def tabulate_ranks(manifest: Manifest, ranks: Sequence[WatchedRank], shown: Sequence[str]) -> Table:
     """Tabulate the shown parts of a step by rank."""
+    names = {part: _HEADINGS.get(part, part) for part in shown}
     return Table(
         "Where a step goes, in ms",
         f"Medians of each rank's steps that hold nothing back. {WAITING[:1].upper()}{WAITING[1:]}: {_WAITS}.",
         (
             Heading("Rank", "number"),
             Heading("step", "number"),
-            *(Heading(_COLUMNS.get(part, part), "number") for part in shown),
+            # A terminal has a line of its own for what stands in parentheses.
+            *(Heading(re.sub(r" (and .*|of .*)", r" (\1)", names[part]), "number") for part in shown),
         ),
         tuple(
             (
                 name_rank(manifest, one.rank),
-                format_number(sum(part.estimate for part in one.parts.values())),
-                *(format_number(one.parts[part].estimate) for part in shown),
+                format_quantity(sum(part.estimate for part in one.parts.values()), ""),
+                *(format_quantity(one.parts[part].estimate, "") for part in shown),
             )
             for one in ranks
         ),

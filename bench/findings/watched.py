@@ -43,8 +43,6 @@ FEWER_BYTES_REMEDY = (
     "(register_comm_hook with bf16_compress_hook), which change the training."
 )
 
-UNKNOWN_REPEATABILITY = "unknown; watch the same command twice more to find out"
-
 
 def make_measured(found: Interval) -> Measured:
     """Turn an interval into what a manifest holds."""
@@ -99,15 +97,14 @@ class WatchConclusion:
     @property
     def trust(self) -> dict[str, str]:
         """Return how far to trust the sizes, and the order where bucket caps were raced."""
-        lines = self.run.trust.lines if self.run.trust else {}
+        if not self.run.trust:
+            return {}
         raced = any(one.question == CAP for one in self.run.verdicts)
-        claims = ("by how much", *("which is faster",) * raced)
-        found = {
-            claim: said.replace("ratios", "times").replace("rounds", "steps")
-            for claim, said in lines.items()
-            if claim in claims
+        return {
+            "by how much": self.run.trust.size.replace("ratios", "times").replace("rounds", "steps"),
+            **({"which is faster": self.run.trust.order} if raced else {}),
+            "next run": "unknown; watch the same command twice more to find out",
         }
-        return found | ({"next run": UNKNOWN_REPEATABILITY} if found else {})
 
 
 def conclude_watch(run: RunData) -> WatchConclusion:

@@ -28,6 +28,12 @@ REDUCED = "reduced"
 TRAINER_NAMES = {"forward_sync_buffers": "ddp_broadcast_buffers"}
 """Names of TrainingArguments that are not made of a prefix and the argument's own name."""
 
+BOUNDS = {
+    REDUCED: ", the lower end without the all-reduce that it brings",
+    "loader": ", the lower end where workers find free cores",
+}
+"""Meanings of the ends of what a step would take."""
+
 
 class Cost(NamedTuple):
     """Finding that costs a watched training time, and the change against it."""
@@ -74,88 +80,68 @@ def conclude_settings(
         ms = make_interval(one.cost_ms) if one.cost_ms else None
         if one.name == "micro-steps" and exposed_ms is not None and one.of:
             ms = exposed_ms.scale(one.amount / one.of)
-        least_ms = MIN_SHARE * step.estimate if step and one.name in COMMON_SETTINGS else 0.0
-        takes, then, is_resolved = "costs time that was not measured", "", bool(ms and ms.low > 0)
-        if ms is not None and is_resolved:
-            takes = f"takes {format_interval(ms, 'ms')}, {describe_share(ms, step)}"
-            then = predict_step(step, ms)
-        elif ms is not None and math.isfinite(ms.high):
+        known = ms if ms and ms.low > 0 else None
+        takes, then = "costs time that was not measured", ""
+        if known:
+            takes = f"takes {format_interval(known, 'ms')}, {describe_share(known, step)}"
+            then = f": {predict_step(step, known)}{BOUNDS.get(one.value or one.name, '')}" if step else ""
+        elif ms and math.isfinite(ms.high):
             takes = f"takes at most {format_number(max(ms.high, 0.0), 2)} ms of each step"
-        title, fact, change, bound = map(escape_controls, _describe(one, takes))
-        then = f": {then}{bound}" if then else ""
-        if one.name not in COMMON_SETTINGS or (ms and is_resolved and ms.estimate >= least_ms):
-            change = f"Try {change}"
-            costs.append(Cost(title, f"{fact}.", f"{change}{then}.", ms if is_resolved else None, change))
+        fact, change = map(escape_controls, _describe(one, takes))
+        change = f"Try {change}"
+        is_large = known and step and known.estimate >= MIN_SHARE * step.estimate
+        if is_large or one.name not in COMMON_SETTINGS:
+            costs.append(Cost(one.name.capitalize(), f"{fact}.", f"{change}{then}.", known, change))
     return costs
 
 
-def _describe(one: WatchedSetting, takes: str) -> tuple[str, str, str, str]:
-    """Name a setting, say that it `takes` time, what to change, and which bound the step then is."""
+def _describe(one: WatchedSetting, takes: str) -> tuple[str, str]:
+    """Say that a setting `takes` time, and what to change."""
     at, amount = f" ({one.line})" if one.line else "", one.amount
     workers = f"more than {amount}" if amount else "2"
     return {
         "micro-steps": (
-            "Gradient accumulation",
             f"Averaging gradients {format_count(amount, 'time')} before an accumulation is complete {takes}",
             f"no_sync() around forward and backward of every micro-step but the last{at}",
-            "",
         ),
         "unused": (
-            "Unused parameters",
             f"The search for unused parameters, of which there are none, {takes}",
             _name_argument(one, "find_unused_parameters", "False", "ddp_"),
-            ", the lower end without the all-reduce that it brings" if one.value == REDUCED else "",
         ),
         "buffers": (
-            "Broadcast of buffers",
             f"DDP's broadcast of buffers {takes}",
             f"{_name_argument(one, one.value, 'False', 'ddp_')}, if ranks may keep buffers of their own",
-            "",
         ),
         "loader": (
-            "Data loading",
             f"Waiting for a DataLoader with {format_count(amount, 'worker')} on each rank {takes}",
             _name_argument(one, "num_workers", workers, "dataloader_"),
-            ", the lower end where workers find free cores",
         ),
         "pinning": (
-            "Pinned memory",
             "Batches are copied to the GPU from memory that is not pinned",
             _name_argument(one, "pin_memory", "True", "dataloader_"),
-            "",
         ),
         "epoch": (
-            "Order of samples",
             f"Samples have the same order in {amount} epochs, for the sampler's epoch is never set",
             f"sampler.set_epoch(epoch) before each pass over the DataLoader{at}",
-            "",
         ),
         "data-parallel": (
-            "nn.DataParallel",
             f"One process trains on {amount} GPUs through nn.DataParallel",
             f"DistributedDataParallel, started by torchrun with a process for each GPU{at}",
-            "",
         ),
         "threads": (
-            "Threads",
             f"{amount} threads of operators share {format_count(one.of, 'core')}",
             f"OMP_NUM_THREADS={one.value} before the launcher, or torch.set_num_threads({one.value})",
-            "",
         ),
         "host": (
-            "GPU waits for Python",
             "The GPU has done all that its host has queued, and waits for more, at the end of parts that "
             f"make {one.value or f'{amount}%'} of a step",
             "a larger batch, torch.compile, or less Python and fewer .item() calls in a step",
-            "",
         ),
         "debug": (
-            "Debug checks",
             f"TORCH_DISTRIBUTED_DEBUG={one.value} checks the ranks' collectives",
             "TORCH_DISTRIBUTED_DEBUG=OFF",
-            "",
         ),
-    }.get(one.name, (one.name, one.name, "", ""))
+    }.get(one.name, (one.name, ""))
 
 
 def _name_argument(one: WatchedSetting, name: str, value: str, prefix: str) -> str:

@@ -124,11 +124,8 @@ def measure_alike(
 def write_distinguishing_command(
     baseline: Manifest, candidate: Manifest, path: Path
 ) -> DecidingCommand | None:
-    """Return the command that tells a change of the code from one of the machine; None without one.
-
-    No gate starts a watched training: that of the baseline is watched again, and held against `path`.
-    """
-    if baseline.watched:
+    """Return the command that tells a change of the code from one of the machine; None without one."""
+    if baseline.watched:  # which no gate starts
         again = format_command("watch", "--out", "again", "--", "COMMAND")
         why = "to tell the script from the machine, watch the baseline again, COMMAND being what trained it"
         return DecidingCommand(why, f"{again} && {format_command('gate', 'again', str(path))}")

@@ -13,10 +13,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeAlias
+from typing import Any
 
 import psutil
 
@@ -37,8 +37,6 @@ STOP_GRACE_S = 30.0
 """Seconds that the command has to end after SIGTERM, with --stop."""
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-Handler: TypeAlias = Callable[[int, FrameType | None], None]
 
 MIN_HOOK_AT, MAX_HOOK_AT = 8, 30
 """Synchronised backwards without the hook, from which the step's own time comes."""
@@ -112,7 +110,7 @@ def run(command: Sequence[str], config: Mapping[str, Any], *, stop: bool, quiet:
     """
     folder, process = Path(config["folder"]), start(command, config)
     said_s, stopped_s, started = time.monotonic(), 0.0, list[psutil.Process]()
-    with handle_signals(make_forwarder(process)):
+    with handle_signals(process):
         while process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(POLL_INTERVAL_S)
@@ -133,36 +131,28 @@ def run(command: Sequence[str], config: Mapping[str, Any], *, stop: bool, quiet:
     return 0 if stopped_s else 128 - code if code < 0 else code
 
 
-def make_forwarder(process: subprocess.Popen[bytes]) -> Handler:
-    """Return what passes signals on to the command; Ctrl-C of a terminal reaches it without us."""
-
-    def forward(number: int, _frame: FrameType | None) -> None:
-        if number != signal.SIGINT or not is_in_foreground():
-            process.send_signal(number)
-
-    return forward
-
-
 class Stopped(BaseException):
     """Signal that came while the report was made."""
 
 
-def stop(number: int, _frame: FrameType | None) -> None:
-    """Raise Stopped with the number of the first signal; ignore those that follow."""
-    for one in SIGNALS:
-        signal.signal(one, signal.SIG_IGN)
-    raise Stopped(number)
-
-
 @contextlib.contextmanager
-def handle_signals(handler: Handler) -> Iterator[None]:
-    """Handle signals that end a process by `handler`."""
-    before = {number: signal.signal(number, handler) for number in SIGNALS}
+def handle_signals(process: subprocess.Popen[bytes] | None = None) -> Iterator[None]:
+    """Pass signals on to the command, which a terminal's Ctrl-C reaches anyhow; without one raise Stopped."""
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        if process is None:
+            for one in SIGNALS:
+                signal.signal(one, signal.SIG_IGN)
+            raise Stopped(number)
+        if number != signal.SIGINT or not is_in_foreground():
+            process.send_signal(number)
+
+    before = {number: signal.signal(number, handle) for number in SIGNALS}
     try:
         yield
     finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def is_in_foreground() -> bool:
@@ -225,7 +215,7 @@ def report(folder: Path, ended: Collection[int], code: int, quiet: bool, *told: 
 
     `told` are the command and the load, as `write_result` takes them.
     """
-    with handle_signals(stop):
+    with handle_signals():
         try:
             await_rows(folder, ended)
             write_result(folder, code, quiet, *told)

@@ -45,12 +45,7 @@ def make_parser() -> Parser:
         help="race bucket caps after these steps, as default,1,25,100 (MiB); on more than 2 ranks gradients "
         "then differ within rounding",
     )
-    add(
-        "--seed",
-        metavar="N",
-        default="0",
-        help="seed that draws the steps that hold gradients back (default 0)",
-    )
+    add("--seed", metavar="N", default="0", help="draws the steps that hold gradients back (default 0)")
     add("--quiet", action="store_true", help="say nothing on stderr")
     return made
 

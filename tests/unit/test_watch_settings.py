@@ -54,7 +54,7 @@ def test_each_needless_average_costs_its_share_of_what_communication_adds(tmp_pa
     assert remedy == f"Try no_sync() around forward and backward of every micro-step but the last ({NAME})"
     assert others == []
     first, second = conclude_watch(run).costs
-    assert (first.title, second.title) == ("Communication", "Gradient accumulation"), "the larger cost first"
+    assert (first.title, second.title) == ("Communication", "Micro-steps"), "the larger cost first"
     assert second.remedy == f"{remedy}: a step would take 60.0 ms instead of 120 ms."
 
 
