@@ -38,6 +38,7 @@ def make_page(gate: Gate, baseline: GateRun, candidate: GateRun) -> Page:
         outline,
         title=describe_verdict(gate),
         heading=get_message_prefix("gate"),
+        tables_heading="Details",
         headline=describe_verdict(gate),
         status=compared,
         facts=facts,
