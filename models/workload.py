@@ -227,9 +227,8 @@ def check_loss(workload: Workload, loss: object) -> None:
     field = "loss" if workload.batch_loss is None else "batch_loss"
     if isinstance(loss, Tensor) and loss.ndim == 1 and workload.batch_loss is not None:
         raise UserCodeError(  # it fails DP alone
-            f"{make_result_error(workload, field, loss)}; in dp a loss that the module computes "
-            f"has one value for"
-            " each device: take its mean()"
+            f"{make_result_error(workload, field, loss)}; in dp a loss that the module computes has one "
+            "value for each device: take its mean()"
         )
     if not isinstance(loss, Tensor) or loss.ndim:
         raise make_result_error(workload, field, loss)

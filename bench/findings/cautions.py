@@ -135,9 +135,8 @@ def check_conditions(
         yield Caution(
             kind="unequal weights",
             text="the loss is no mean over rows of equal weight: its mean over the devices' parts of a batch "
-            f"has a gradient up to {format_short(100 * split_effect, 2)}% off that of the whole; "
-            f"so modes train "
-            "differently",
+            f"has a gradient up to {format_short(100 * split_effect, 2)}% off that of the whole; so modes "
+            "train differently",
             advice="compare their speed, not their losses; or average within each row first, then over rows",
         )
     slowed = {case: share for case in ok if (share := case.throttled_pct or 0.0) > MAX_THROTTLED_PCT}

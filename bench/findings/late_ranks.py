@@ -133,8 +133,7 @@ def describe_straggler(ddp: CaseResult | None, manifest: Manifest, times: RoundT
         return ""
     hosts = {one.rank: f" on {one.host}" for one in manifest.ranks if one.host}
     return (
-        f"Rank {rank}{hosts.get(rank, '')} is a straggler: slowest "
-        f"of {name_devices(ddp)} in {slowest[rank]} of "
-        f"{format_count(slowest.total(), 'round')}, by {format_interval(skew, 'ms')} per step "
+        f"Rank {rank}{hosts.get(rank, '')} is a straggler: slowest of {name_devices(ddp)} in {slowest[rank]} "
+        f"of {format_count(slowest.total(), 'round')}, by {format_interval(skew, 'ms')} per step "
         f"({100 * skew.estimate / step.estimate:.0f}%) of its own work; the others wait for it"
     )

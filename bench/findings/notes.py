@@ -52,9 +52,8 @@ def _describe_missing_passes(cases: Sequence[CaseResult]) -> str:
     if lacking in (0, len(ddp)):
         return ""
     return (
-        f"Communication was not measured in {lacking:,d} of {format_count(len(ddp), 'DDP case')}: "
-        f"the time ended "
-        "before their passes; a longer --max-time reaches them."
+        f"Communication was not measured in {lacking:,d} of {format_count(len(ddp), 'DDP case')}: the time "
+        "ended before their passes; a longer --max-time reaches them."
     )
 
 

@@ -280,9 +280,8 @@ def raise_open_file_limit(num_connections: int) -> None:
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY != allowed < needed:
         raise UsageError(
-            f"{get_host_name()} allows {allowed} open files, this run needs {needed} in each "
-            f"process; allow more "
-            f"in the shell that starts it there: sudo prlimit --pid $$ --nofile={2 * needed}"
+            f"{get_host_name()} allows {allowed} open files, this run needs {needed} in each process; allow "
+            f"more in the shell that starts it there: sudo prlimit --pid $$ --nofile={2 * needed}"
         )
 
 

@@ -87,9 +87,8 @@ def calibrate_run(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
     case = next(iter(_list_calibrated(run)), None)
     if case is None:
         raise UsageError(
-            f"{run.path} has no calibration blocks: {get_message_prefix('run')} --calibrate looks "
-            f"into a DDP case, and "
-            "takes time (--max-time)"
+            f"{run.path} has no calibration blocks: {get_message_prefix('run')} --calibrate looks into a DDP "
+            "case, and takes time (--max-time)"
         )
     blocks, where = run.blocks[run.blocks["case_id"] == case.case_id], f"{run.path}: {case.case_id}"
     looked = _read_details(blocks, where)
@@ -157,9 +156,8 @@ def _read_details(blocks: pd.DataFrame, where: str) -> dict[int, list[Detail]]:
         found.setdefault(int(r), []).append(json.loads(text)["calibration"])
     if len(found) < MIN_ROUNDS:
         raise UsageError(
-            f"{where} was calibrated in {format_count(len(found), 'round')}, and an interval "
-            f"takes {MIN_ROUNDS}; "
-            "measure longer: --max-time, or --rounds"
+            f"{where} was calibrated in {format_count(len(found), 'round')}, and an interval takes "
+            f"{MIN_ROUNDS}; measure longer: --max-time, or --rounds"
         )
     return found
 

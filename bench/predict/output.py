@@ -165,9 +165,8 @@ def list_notes(
         )
     if any(p.images_per_s.half_width > MIN_WIDE_SHARE for p in predictions):
         lines.append(
-            f"Where an interval is wider than \N{PLUS-MINUS SIGN}{MIN_WIDE_SHARE:.0%}, only the "
-            f"order of magnitude is "
-            "known: name a network, calibrate longer, or on a quieter machine."
+            f"Where an interval is wider than \N{PLUS-MINUS SIGN}{MIN_WIDE_SHARE:.0%}, only the order of "
+            "magnitude is known: name a network, calibrate longer, or on a quieter machine."
         )
     if predictions:
         lines.append(

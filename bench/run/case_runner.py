@@ -263,10 +263,9 @@ class CaseRunner:
         differing = next(filter(None, self.ask_all(agree, what, num_ranks=live.case.num_ranks)), ())
         if differing:
             reason = (
-                f"gradients of {format_list(differing, MAX_NAMED)} differ between ranks after the "
-                f"last round: "
-                "DDP averages nothing that begins to train after it has wrapped the model; let it train in "
-                "module()"
+                f"gradients of {format_list(differing, MAX_NAMED)} differ between ranks after the last "
+                "round: DDP averages nothing that begins to train after it has wrapped the model; let it "
+                "train in module()"
             )
             self.console.print_note(fail_case(self.recorder, live.index, Failure("failed", reason)))
             self.drop_case(live)

@@ -67,9 +67,8 @@ def make_job(
         raise UsageError("--device cuda: torch finds no CUDA device here; use --device cpu or auto")
     if asked.device == "auto" and first.gpus is None and (present := describe_gpus()):
         print_message(
-            f"the driver shows {format_count(len(present), 'GPU')}, torch finds no CUDA device: "
-            f"CPU cores are "
-            f"measured; see {format_command('doctor')}, or say --device cpu"
+            f"the driver shows {format_count(len(present), 'GPU')}, torch finds no CUDA device: CPU cores "
+            f"are measured; see {format_command('doctor')}, or say --device cpu"
         )
     seen = tuple(one.gpus for one in devices if one.gpus is not None) if launched else ()
     machine = _describe_machine(devices, launched, seen)
@@ -129,9 +128,8 @@ def check_sizes(planned: Sequence[Planned], settings: ResolvedSettings, gradient
     ):
         if size > most:
             raise UsageError(
-                f"{name} of {format_count(len(run), 'case')} would take about {format_mib(size)}, "
-                f"and at most {format_mib(most)} "
-                f"can be read again; measure fewer {fewer} in a run"
+                f"{name} of {format_count(len(run), 'case')} would take about {format_mib(size)}, and at "
+                f"most {format_mib(most)} can be read again; measure fewer {fewer} in a run"
             )
 
 
