@@ -72,7 +72,7 @@ def make_watched_page(run: RunData, files: Files) -> Page:
         headline=found.headline,
         heading=": ".join(filter(None, (conditions.write_heading(cases), each))),
         status=_describe_steps(watched, manifest.timing),
-        subtitle=subtitle,
+        subtitle=[part for part in subtitle if part != watched.script],
         setup=setup,
         cards=[*costs, *make_cards(found.others)],
         trust=found.trust,

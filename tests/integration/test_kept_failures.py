@@ -117,8 +117,8 @@ def test_a_mode_that_failed_ends_the_run_with_4_and_is_said_last(failed):
     for mode in failed.kept:
         path = f"{OUT}/{name_failure_file(cases.loc[mode, 'case_id'])}"
         case_id, reason = cases.loc[mode, ["case_id", "reason"]]
-        ending = f": failed: {reason}: {path.removeprefix(f'{OUT}/')}: {case_id}"
-        assert any(line.endswith(ending) for line in done.stdout.splitlines()), done.stdout
+        ending = f"failed: {reason}: {path.removeprefix(f'{OUT}/')}: {case_id}"
+        assert ending in " ".join(done.stdout.split()), done.stdout
         assert f"{case_id}: failed: {reason}; {path}" in done.stderr.splitlines()
         page = (failed.project / OUT / "report.html").read_text(encoding="utf-8")
         assert f'<a href="./{path.removeprefix(f"{OUT}/")}">' in page

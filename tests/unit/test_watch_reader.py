@@ -512,7 +512,9 @@ def test_torchs_compiler_rewrites_a_wrapped_collective_as_it_does_the_original()
 def test_the_page_and_the_terminal_name_the_script_and_not_its_folder(tmp_path, capsys):
     command = ("torchrun", "--nproc-per-node", "2", "/home/somebody/train.py", "--config", "x.py")
     run = watched_run(write_rows(tmp_path / "watched", training()), command=command, quiet=False)
-    assert capsys.readouterr().err.startswith("train.py, 2 CPU cores: 120 ms per step\n")
+    assert capsys.readouterr().err.startswith(
+        "train.py, 2 CPU cores: 120 ms per step · 0.00381 MiB of gradients\n"
+    )
     page = (run.path / "report.html").read_text()
     assert "<title>train.py, watched" in page
     assert "somebody" not in page
