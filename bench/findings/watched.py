@@ -101,9 +101,9 @@ class WatchConclusion:
             return {}
         raced = any(one.question == CAP for one in self.run.verdicts)
         return {
-            "by how much": self.run.trust.size.replace("ratios", "times").replace("rounds", "steps"),
+            "by how much": self.run.trust.size.replace("Ratios", "Times").replace("rounds", "steps"),
             **({"which is faster": self.run.trust.order} if raced else {}),
-            "next run": "unknown; watch the same command twice more to find out",
+            "next run": "This is not known. Watch the same command twice more to find out.",
         }
 
 
