@@ -118,8 +118,8 @@ def conclude_watch(run: RunData) -> WatchConclusion:
     costs += conclude_late_rank(run.manifest, watched.late, step)
     added = [one for one in found.verdicts if one.question == COMMUNICATION and one.answer == RESOLVED]
     if added and exposed_ms is not None:
-        fact, _, more = added[0].sentence.removesuffix(".").partition("; ")
-        more = f"{more[:1].upper()}{more[1:]}. " if more else ""
+        fact, _, more = added[0].sentence.removesuffix(".").partition(". ")
+        more = f"{more}. " if more else ""
         then = f"{more}Without communication {predict_step(step, exposed_ms)}."
         costs.append(Cost(added[0].title, f"{fact}.", then, exposed_ms))
     return WatchConclusion(
