@@ -125,7 +125,8 @@ def tabulate_ranks(manifest: Manifest, ranks: Sequence[WatchedRank], shown: Sequ
     names = {part: _HEADINGS.get(part, part) for part in shown}
     return Table(
         "Where a step goes, in ms",
-        f"Medians of each rank's steps that hold nothing back. {WAITING[:1].upper()}{WAITING[1:]}: {_WAITS}.",
+        "Medians of each rank's steps that hold nothing back: parts need not add up to the step. "
+        f"{WAITING[:1].upper()}{WAITING[1:]}: {_WAITS}.",
         (
             Heading("Rank", "number"),
             Heading("step", "number"),
@@ -135,7 +136,7 @@ def tabulate_ranks(manifest: Manifest, ranks: Sequence[WatchedRank], shown: Sequ
         tuple(
             (
                 name_rank(manifest, one.rank),
-                format_quantity(sum(part.estimate for part in one.parts.values()), ""),
+                format_quantity(one.step_ms.estimate, "") if one.step_ms else "",
                 *(format_quantity(one.parts[part].estimate, "") for part in shown),
             )
             for one in ranks

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
-from ..common.numbers import format_integer, format_ratio
+from ..common.numbers import format_integer, format_interval, format_ratio
 from ..common.text import format_list
 from ..plan.modes import SPECS
 from ..results.case_result import CaseResult
-from ..results.comparisons import FASTER, SLOWER, Comparison, find_default, group_variants, name_within
+from ..results.comparisons import (
+    FASTER,
+    SLOWER,
+    TOO_FEW,
+    Comparison,
+    find_default,
+    group_variants,
+    name_within,
+)
 from ..results.store import RunData
 from ..stats.fit import MIN_ROUNDS
+from ..stats.interval import Interval
 from .communication import answer_communication
 from .late_ranks import describe_straggler
 from .published import answer_published
@@ -128,21 +138,36 @@ def answer_wrapper(
             if alone and alone.high < 1:
                 notes = [f"One device is {format_ratio(alone.invert())} as fast as {name_mode(best)}"]
             lines = {FASTER: "model = DDP(model)", SLOWER: "model = nn.DataParallel(model)"}
-            names, how = (
-                (name_mode(ddp), name_mode(dp)),
-                {"paste": lines.get(one.answer, ""), "notes": (*notes,)},
-            )
+            how: dict[str, Any] = {"paste": lines.get(one.answer, ""), "notes": (*notes,)}
+            names = name_mode(ddp), name_mode(dp)
             return answer_by_ratio(WRAPPER, one, names, f" on {name_devices(ddp)}", heading=HEADING, **how)
     case = find_default(cases) or next((case for case in cases if not case.is_stand_in), None)
     if case is None or case.speedup is None:
         return None
     # Not a comparison of the run: whether rounds are too few for it, its interval alone says.
     one = Comparison(case.case_id, ONE_DEVICE, case.speedup, margin, MIN_ROUNDS)
-    is_overhead = case.num_devices == 1 and one.answer in (FASTER, SLOWER)
+    if case.num_devices == 1 and one.answer == SLOWER:
+        share = Interval(1 - case.speedup.estimate, 1 - case.speedup.high, 1 - case.speedup.low)
+        of_step = f"{format_interval(share.scale(100), '%')} of each step"
+        ms = share.scale(case.step_ms.estimate) if case.step_ms else None
+        cost = f"{format_interval(ms, 'ms')}, " if ms else ""
+        return Verdict(
+            question=WRAPPER,
+            answer=SLOWER,
+            heading=f"{SPECS[case.mode].label} or {ONE_DEVICE}",
+            text=f"{name_mode(case)} itself costs {cost}{of_step} on one device",
+            in_words=f"costs {of_step}",
+            comparisons=(one,),
+            faster_id="" if one.within_margin else ONE_DEVICE,
+            notes=(OVERHEAD_NOTE,),
+        )
+    is_told = case.num_devices > 1 and one.answer != TOO_FEW
+    ideal = f", {100 * case.speedup.estimate / case.num_devices:.0f}% of ideal" if is_told else ""
     return answer_by_ratio(
         WRAPPER,
         one,
         (f"{name_mode(case)} on {name_devices(case)}", ONE_DEVICE),
+        ideal,
+        turns=False,
         heading=f"{SPECS[case.mode].label} or {ONE_DEVICE}",
-        notes=(OVERHEAD_NOTE,) if is_overhead else (),
     )

@@ -240,7 +240,7 @@ def check_rounds(ok: Sequence[CaseResult], times: RoundTimes) -> Iterator[Cautio
         percent, low, high = (100 * math.expm1(slope * (last - first)) for slope in slopes)
         yield Caution(
             kind="drift",
-            short=f"the machine became {abs(percent):.0f}% {'faster' if percent > 0 else 'slower'} meanwhile",
+            short=f"the machine became {abs(percent):.0f}% {'faster' if percent > 0 else 'slower'} during it",
             text=f"the pace of all cases changed by {percent:+.1f}% [{low:+.1f}, {high:+.1f}] from round "
             f"{first} to {last}; speed-up and efficiency are formed inside rounds and stand, "
             f"{format_rate_unit(ok[0].unit)} and ms do not carry over to another run",

@@ -16,7 +16,7 @@ from .verdicts import COMMUNICATION, MIN_SHARE, RESOLVED, TOO_FEW_ROUNDS, Saving
 from .wording import get_hidden_share, name_devices
 
 EXPOSED, ALL_REDUCE = "exposed communication", "all-reduce that is not overlapped"
-CONTENTION, BUFFERS = "contention and waiting during communication", "DDP's broadcast of buffers"
+CONTENTION, BUFFERS = "contention and waiting, without DDP's own overhead", "DDP's broadcast of buffers"
 COPIES, OWN_WORK = "copying gradients into buckets and back", "DDP's own overhead on one device"
 RANKS, DATA = "waiting for the slowest rank", "data loading"
 
@@ -26,9 +26,9 @@ COMMUNICATION_SAVINGS = (EXPOSED, ALL_REDUCE)
 REMEDIES = {
     **dict.fromkeys(
         COMMUNICATION_SAVINGS,
-        "--comm-hook bf16 (halves the bytes, but changes the training), a larger batch or a faster link",
+        "a larger batch, a faster link, or --comm-hook bf16, which changes the training",
     ),
-    CONTENTION: "cores or GPUs that nothing else uses",
+    CONTENTION: "a larger batch, or cores and GPUs that nothing else uses",
     BUFFERS: "--sync-buffers off, where ranks may keep buffers of their own",
     COPIES: "--gradient-as-bucket-view on",
     OWN_WORK: "a larger batch, with which it does not grow",
@@ -94,6 +94,14 @@ def explain_step(
     )
 
 
+def estimate_half_bytes(ddp: CaseResult, exposed: Interval) -> Interval:
+    """Return the most that 16-bit gradients save of `exposed` ms: half of what is sent, without buffers."""
+    if not ddp.comm_ms:
+        return exposed
+    sent = ddp.comm_ms.subtract(ddp.buffers_ms) if ddp.buffers_ms else ddp.comm_ms
+    return min(exposed, sent.scale(0.5), key=lambda ms: ms.estimate)
+
+
 def _write_sum(total: Interval, parts: Mapping[str, Interval | None]) -> str:
     """Write a sum of parts; empty where one is not known, and without what rounding the total leaves out."""
     least = 0.5 * 10.0 ** -choose_places(total)
@@ -129,8 +137,8 @@ def answer_communication(ddp: CaseResult | None, typical: FittedSteps, straggler
         text = f"{fact}, {100 * exposed.estimate / step_ms:.0f}% of it{overlap}"
     else:
         text = (
-            f"communication adds at most {format_number(exposed.high, 2)} ms to each DDP step, "
-            f"{min(100 * exposed.high / step_ms, 100):.0f}% of it"
+            f"communication adds 0 to {format_number(exposed.high, 2)} ms to each DDP step, "
+            f"at most {min(100 * exposed.high / step_ms, 100):.0f}% of it"
         )
         answer, label = EQUAL, "adds little"
         if exposed.high >= MIN_SHARE * step_ms:
@@ -162,20 +170,26 @@ def _describe_overlap(ddp: CaseResult, contention: Interval | None) -> str:
     """Continue the answer by what is overlapped, as far as it is known."""
     hidden, alone = get_hidden_share(ddp), ddp.comm_ms
     if hidden is None:
-        return ". How much of it is overlapped is not known" if ddp.hidden_pct else ""
+        return (
+            ". How much of it is overlapped is not known: the interval is too wide" if ddp.hidden_pct else ""
+        )
     if alone is None or contention is None:
         return ""
     by_itself = f". By itself it takes {format_interval(alone, 'ms')}"
     if contention.low > 0:
         on_top = f"Contention, waiting and copies add another {format_interval(contention, 'ms')}"
-        return f"{by_itself}: nothing is overlapped. {on_top}"
+        return f"{by_itself}: overlap saves none of it. {on_top}"
     if hidden.low < 0:
         return f"{by_itself}, of which at most {max(hidden.high, 0):.0f}% is overlapped"
     return f"{by_itself}, of which {format_to_places(hidden, 0, '%')} is overlapped"
 
 
-def explain_ddp_step(ddp: CaseResult | None, run: RunData, *, has_straggler: bool) -> StepExplanation | None:
+def explain_ddp_step(
+    ddp: CaseResult | None, run: RunData, *, has_straggler: bool, faster: Verdict | None = None
+) -> StepExplanation | None:
     """Say what the step of this DDP case consists of and what could be saved; None where neither is known.
+
+    `faster` is the answer that another setting is faster and trains the same.
 
     Each part has a measurement of its own: what `no_sync` saves, all-reduces alone, the broadcast of buffers
     alone, what DDP adds on one device, what views of the buckets save, how far behind a straggler is, and
@@ -199,9 +213,9 @@ def explain_ddp_step(ddp: CaseResult | None, run: RunData, *, has_straggler: boo
 
     single = find_timed(lambda case: case.mode == "single")
     one = find_timed(lambda case: case.mode == "ddp" and case.num_devices == 1 and not case.list_changed())
-    faster = {one.case_id for one in run.compared if one.answer == FASTER}
+    proved = {one.case_id for one in run.compared if one.answer == FASTER}
     views = find_timed(
-        lambda case: case.case_id in faster and case.list_changed(ddp) == {"gradient_as_bucket_view": "True"}
+        lambda case: case.case_id in proved and case.list_changed(ddp) == {"gradient_as_bucket_view": "True"}
     )
     # SyncBatchNorm's messages are exposed, and not among those that were sent alone.
     if (get_hidden_share(ddp) is None and ddp.hidden_pct) or ddp.get_setting("sync_batchnorm") == "True":
@@ -248,4 +262,14 @@ def explain_ddp_step(ddp: CaseResult | None, run: RunData, *, has_straggler: boo
     whole = f"A DDP step on {name_devices(ddp)}{batch} takes {format_interval(ddp.step_ms, 'ms')}"
     whole += f", under DP {format_interval(dp, 'ms')}" if dp else ""
     whole += f": {explained.consists_of}" if explained.consists_of else ""
-    return replace(explained, consists_of=f"{whole}.")
+    savings = [
+        replace(one, remedy=f"{one.remedy} (saves up to {format_interval(half, 'ms')})")
+        if one.what in COMMUNICATION_SAVINGS and (half := estimate_half_bytes(ddp, one.ms)) is not one.ms
+        else one
+        for one in explained.savings
+    ]
+    saved = estimate_total({step: 1.0, (faster.faster_id, "timed"): -1.0}) if faster else None
+    if faster and saved and saved.low > 0 and saved.estimate > MIN_SHARE * ddp.step_ms.estimate:
+        savings.append(Saving(saved, "DDP's default settings", f"{faster.paste}, measured"))
+    savings.sort(key=lambda one: -one.ms.estimate)
+    return StepExplanation(f"{whole}.", tuple(savings))

@@ -53,16 +53,20 @@ def assess_confidence(
         for claim in (DIRECTION, SIZES, TRANSFER)
     )
     compared = [one for one in verdicts if one.comparisons]
-    order = "The order is reliable within this run." if compared else "Nothing is compared."
-    if compared and all(one.is_open for one in compared):
+    undecided = [one for one in compared if one.is_open]
+    order = "The answers are reliable within this run." if compared else "Nothing is compared."
+    if undecided:
+        are = "answer is" if len(undecided) == 1 else "answers are"
+        order = f"{len(undecided)} {are} not resolved. Others are reliable within this run."
+    if compared and undecided == compared:
         order = "Nothing is resolved yet."
-    size = f"Ratios hold within their intervals.{f' Caution: {weak}.' if weak else ''}"
+    size = f"True values are in their intervals with 95% confidence.{f' Caution: {weak}.' if weak else ''}"
     if all(one.answer == TOO_FEW for one in verdicts):
         size = "This is not known: there are too few rounds for intervals."
     others, _, _ = load.partition("; ")
-    changed = f" Times and rates do not carry over: {transfer}." if transfer else ""
+    changed = f" Expect other times and rates than in this run: {transfer}." if transfer else ""
     return Trust(
-        order=f"The order is in doubt: {direction}." if direction else order,
+        order=f"The answers are in doubt: {direction}." if direction else order,
         size=f"{size} {others[:1].upper()}{others[1:]}." if others else size,
         next_run=f"{repeats}{changed}",
         other_machines="Measure on GPUs, for a device here is a CPU core."
@@ -74,7 +78,7 @@ def assess_confidence(
 MIN_RUNS = 3
 """Two agree or not; they have no scatter to hold their intervals against."""
 
-UNKNOWN_REPEATABILITY = "This is not known. Run the same command twice more to find out."
+UNKNOWN_REPEATABILITY = "Unknown, for one run cannot tell. Run the same command twice more."
 
 
 class Agreement(NamedTuple):

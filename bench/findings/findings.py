@@ -20,7 +20,7 @@ from .communication import StepExplanation, explain_ddp_step
 from .confidence import Trust, assess_confidence, describe_repeatability
 from .next_step import propose_next_step
 from .notes import describe_cases
-from .verdicts import COMMUNICATION, Verdict
+from .verdicts import CAP, COMMUNICATION, Verdict
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,8 @@ def find_cautions(manifest: Manifest, cases: Sequence[CaseResult], times: RoundT
     """Return what to know before trusting a run, most general first, one per kind."""
     measured = [case for case in cases if case.is_ok and case.images_per_s is not None]
     # Those that share devices are measured a few times only, and say nothing of scaling.
-    ok = [case for case in measured if not case.oversubscribed] or measured
+    ranked = [case for case in measured if not case.is_stand_in]
+    ok = [case for case in ranked if not case.oversubscribed] or ranked or measured
     return [*check_conditions(manifest, cases, ok), *check_rounds(ok, times)]
 
 
@@ -70,7 +71,9 @@ def conclude_run(run: RunData) -> Conclusion:
     """Conclude a loaded run."""
     manifest, cases, verdicts = run.manifest, run.results, answer_questions(run)
     has_straggler = any(one.notes for one in verdicts if one.question == COMMUNICATION)
-    step = explain_ddp_step(find_default(select_headline(cases)), run, has_straggler=has_straggler)
+    faster = next((one for one in verdicts if one.question == CAP and one.faster_id and one.paste), None)
+    default = find_default(select_headline(cases))
+    step = explain_ddp_step(default, run, has_straggler=has_straggler, faster=faster)
     cautions = find_cautions(manifest, cases, run.times)
     on_cpu = any(case.device_type == "cpu" for case in cases)
     notes = (

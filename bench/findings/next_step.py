@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from ..common.cli import NextStep, format_command
 from ..common.numbers import format_interval, format_rough_duration, format_short
@@ -18,8 +19,8 @@ from ..results.comparisons import find_default
 from ..results.store import RunData
 from ..stats.fit import MIN_ROUNDS
 from .answers import label_variants, select_headline
-from .cautions import Caution
-from .communication import COMMUNICATION_SAVINGS, OWN_WORK, StepExplanation
+from .cautions import Caution, describe_load
+from .communication import COMMUNICATION_SAVINGS, OWN_WORK, StepExplanation, estimate_half_bytes
 from .notes import find_failed_modes
 from .verdicts import MIN_SHARE, Saving, Verdict
 
@@ -66,9 +67,12 @@ def propose_next_step(
     forecast = _propose_forecast(run) if manifest.settings.calibrate and not no_baseline else None
     if forecast is not None or no_baseline or not verdicts:
         return forecast
+    is_loaded = any(one.kind == "other load" for one in cautions)
     if any(verdict.is_open for verdict in verdicts):
-        return _propose_more_rounds(run, [one for one in verdicts if one.is_open])
-    if any(one.kind == "other load" for one in cautions):
+        more = _propose_more_rounds(run, [one for one in verdicts if one.is_open])
+        stop = f"stop the other programs first ({describe_load(manifest).partition(';')[0]}); then: "
+        return replace(more, why=f"{stop}{more.why}") if is_loaded else more
+    if is_loaded:
         return NextStep("reduce the background load first, then measure again", format_command("doctor"))
     is_baseline = not any(case.has_failed for case in cases) and folder.suffix != ".zip"
     less = _propose_less_communication(manifest, cases, verdicts, step)
@@ -118,14 +122,11 @@ def _propose_less_communication(
         return NextStep("search for better bucket caps", search)
     if set(axes["comm_hook"]) != {"none"}:
         return _propose_larger_batch(manifest, ddp, saving, first)
-    gain = saving.ms
-    if ddp.comm_ms:  # of which buffers stay as they are
-        sent = ddp.comm_ms.subtract(ddp.buffers_ms) if ddp.buffers_ms else ddp.comm_ms
-        gain = min(gain, sent.scale(0.5), key=lambda ms: ms.estimate)
+    gain = estimate_half_bytes(ddp, saving.ms)
     halved = {"bucket_cap_mb": format_value(axes["bucket_cap_mb"][0]), "comm_hook": "none,bf16", "out": None}
     why = (
-        "No bucket cap helps. 16-bit gradients halve the bytes: a step takes at most "
-        f"{format_interval(gain, 'ms')} less. They change the training: check the loss."
+        "No bucket cap helps. 16-bit gradients halve the bytes, which saves up to "
+        f"{format_interval(gain, 'ms')} of each step. They change the training: check the loss."
     )
     return NextStep(why, write_command(manifest, **first, modes="ddp", **halved))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ..common.numbers import format_percent, format_ratio, format_rough_duration
 from ..common.text import format_list
@@ -150,7 +151,12 @@ def answer_compile(cases: Sequence[CaseResult], comparisons: Sequence[Comparison
         given = "" if mode == "default" else f'mode="{mode}"'
         paste = f"model.compile({given}){'; model = DDP(model)' * (ours.mode == 'ddp')}"
         is_found = most.answer == FASTER and not most.within_margin
-        how = {"heading": COMPILE, "of": ours.batch_name, "paste": paste * is_found, "notes": tuple(notes)}
+        how: dict[str, Any] = {
+            "heading": COMPILE,
+            "of": ours.batch_name,
+            "paste": paste * is_found,
+            "notes": tuple(notes),
+        }
         where = f" for {name_mode(ours)} on {name_devices(ours)}"
         found.append(answer_by_ratio(COMPILE, most, names, where, **how))
     return found

@@ -90,16 +90,22 @@ class Verdict:
 
 
 def answer_by_ratio(
-    question: str, one: Comparison, names: tuple[str, str], where: str = "", **more: Any
+    question: str,
+    one: Comparison,
+    names: tuple[str, str],
+    where: str = "",
+    *,
+    turns: bool = True,
+    **more: Any,
 ) -> Verdict:
-    """Answer a question by a comparison of two that have `names`, turned so that its ratio is above 1."""
+    """Answer a question by a comparison of two that have `names`; it `turns` so that its ratio is above 1."""
     is_slower = one.ratio.estimate < 1
     faster, slower = reversed(names) if is_slower else names
     margin = format_percent(one.margin)
-    fact = (
-        f"{faster} is {format_ratio(one.ratio.invert() if is_slower else one.ratio)} as fast "
-        f"as {slower}{where}"
-    )
+    is_turned = is_slower and turns
+    first, second = (faster, slower) if turns else names
+    ratio = format_ratio(one.ratio.invert() if is_turned else one.ratio)
+    fact = f"{first} is {ratio} as fast as {second}{where}"
     is_found, few = one.answer in (FASTER, SLOWER) and not one.within_margin, ""
     if one.answer == TOO_FEW:
         fact = f"{TOO_FEW} to compare {faster} with {slower}{where}: {TOO_FEW_ROUNDS}"

@@ -13,6 +13,7 @@ from ..machine.watched import LateRank, Measured, Watched, WatchedRank
 from ..results.comparisons import FASTER
 from ..results.store import RunData
 from ..stats.interval import Interval
+from .cautions import describe_load
 from .findings import Conclusion, conclude_run
 from .verdicts import CAP, COMMUNICATION, MIN_SHARE, RESOLVED, Verdict
 from .watched_settings import Cost, conclude_settings, describe_share, make_interval, predict_step
@@ -101,9 +102,9 @@ class WatchConclusion:
             return {}
         raced = any(one.question == CAP for one in self.run.verdicts)
         return {
-            "by how much": self.run.trust.size.replace("Ratios", "Times").replace("rounds", "steps"),
+            "by how much": self.run.trust.size.replace("rounds", "steps"),
             **({"which is faster": self.run.trust.order} if raced else {}),
-            "next run": "This is not known. Watch the same command twice more to find out.",
+            "next run": "Unknown, for one watch cannot tell. Watch the same command twice more.",
         }
 
 
@@ -114,7 +115,9 @@ def conclude_watch(run: RunData) -> WatchConclusion:
     found = conclude_run(run)
     case = found.cases[0] if found.cases else None
     step, exposed_ms = (case.step_ms, case.exposed_comm_ms) if case else (None, None)
-    costs = conclude_settings(watched.settings, exposed_ms, step)
+    is_loaded = any(one.kind == "other load" for one in found.cautions)
+    load = describe_load(run.manifest).partition(";")[0] if is_loaded else ""
+    costs = conclude_settings(watched.settings, exposed_ms, step, load)
     costs += conclude_late_rank(run.manifest, watched.late, step)
     added = [one for one in found.verdicts if one.question == COMMUNICATION and one.answer == RESOLVED]
     if added and exposed_ms is not None:
@@ -169,10 +172,9 @@ def _compare_ranks(manifest: Manifest, watched: Watched) -> Iterator[str]:
     if late is None or late.is_straggler:
         return
     name, later_ms = name_rank(manifest, late.rank), write_ms(late.later_ms)
-    yield (
-        f"No rank is a straggler. Rank {name} works longest, {later_ms} more than the others in each step, "
-        f"{late.share_pct:.0f}% of it."
-    )
+    more = f"{later_ms} more than the others in each step, {late.share_pct:.0f}% of it"
+    is_known = (late.later_ms.low or 0.0) > 0
+    yield f"No rank is a straggler.{f' Rank {name} works longest, {more}.' if is_known else ''}"
     for rank, part, more_ms in _find_slower_parts(watched):
         name = name_rank(manifest, rank)
         yield f"Rank {name} takes {write_ms(more_ms)} more than the others in {PART_NAMES[part]}."

@@ -56,8 +56,11 @@ def make_interval(found: Measured) -> Interval:
 
 
 def describe_share(cost: Interval | None, step: Interval | None) -> str:
-    """Say which share of a step a cost is; empty where one of them is not known."""
-    return f"{100 * cost.estimate / step.estimate:.0f}% of each step" if cost and step else ""
+    """Say which share of a step a cost is, its most where that is far more; empty where one is not known."""
+    if not cost or not step:
+        return ""
+    share, most = (100 * ms / step.estimate for ms in (cost.estimate, cost.high))
+    return f"up to {most:.0f}% of each step" if most > 2 * share + 1 else f"{share:.0f}% of each step"
 
 
 def predict_step(step: Interval | None, saved: Interval) -> str:
@@ -69,11 +72,12 @@ def predict_step(step: Interval | None, saved: Interval) -> str:
 
 
 def conclude_settings(
-    found: Iterable[WatchedSetting], exposed_ms: Interval | None, step: Interval | None
+    found: Iterable[WatchedSetting], exposed_ms: Interval | None, step: Interval | None, load: str = ""
 ) -> list[Cost]:
     """Conclude what settings cost; `exposed_ms` is what communication adds to a step of `step` ms.
 
-    Those whose cost was not measured, or is not told from noise, have none.
+    Those whose cost was not measured, or is not told from noise, have none. `load` says what other programs
+    used where that is much: nobody knows then what workers of a loader save.
     """
     costs = list[Cost]()
     for one in found:
@@ -85,6 +89,8 @@ def conclude_settings(
         if known:
             takes = f"takes {format_interval(known, 'ms')}, {describe_share(known, step)}"
             then = f": {predict_step(step, known)}{BOUNDS.get(one.value or one.name, '')}" if step else ""
+            if one.name == "loader" and load:
+                then = f". How much that saves is not known: {load}"
         elif ms and math.isfinite(ms.high):
             takes = f"takes at most {format_number(max(ms.high, 0.0), 2)} ms of each step"
         fact, change = map(escape_controls, _describe(one, takes))
@@ -98,7 +104,7 @@ def conclude_settings(
 def _describe(one: WatchedSetting, takes: str) -> tuple[str, str]:
     """Say that a setting `takes` time, and what to change."""
     at, amount = f" ({one.line})" if one.line else "", one.amount
-    workers = f"more than {amount}" if amount else "2"
+    workers = f"{2 * amount or 2}"
     return {
         "micro-steps": (
             f"Averaging gradients {format_count(amount, 'time')} before an accumulation is complete {takes}",

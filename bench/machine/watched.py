@@ -39,6 +39,8 @@ class WatchedRank(Record, frozen=True):
 
     rank: Count
     parts: dict[str, Measured] = {}
+    step_ms: Measured | None = None
+    """The median step, in which a step's parts are not all at their medians."""
 
 
 class WatchedSetting(Record, frozen=True):

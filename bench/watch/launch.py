@@ -189,8 +189,11 @@ def describe_progress(folder: Path, steps: int) -> str:
         return "waiting for the first step of a training"
     if min(seen) < steps:
         return f"{min(seen)} of {steps} steps seen"
-    goes_on = "the command goes on" if has_ended(folder) else "bucket caps are raced"
-    return f"all {steps} steps seen; {goes_on}"
+    return (
+        "the watch has seen its steps; the command goes on"
+        if has_ended(folder)
+        else f"all {steps} steps seen; bucket caps are raced"
+    )
 
 
 def list_ranks(config: Mapping[str, Any]) -> set[int]:

@@ -175,6 +175,7 @@ def measure_parts(joined: Sequence[seen.JoinedStep]) -> tuple[WatchedRank, ...]:
     return tuple(
         WatchedRank(
             rank=rank,
+            step_ms=make_measured(compute_median_interval([1000 * step[rank].step_s for step in told])),
             parts={
                 part: make_measured(compute_median_interval([1000 * one[part] for one in own]))
                 for part in PARTS

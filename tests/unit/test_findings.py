@@ -73,7 +73,7 @@ def test_a_stand_in_is_not_ranked():
     verdict = found(single, dp, ddp)[WRAPPER]
     assert verdict.sentence.startswith("DDP on 2 CPU cores is 1.60")
     assert verdict.paste == ""
-    assert verdict.sentence.endswith("as fast as one device.")
+    assert verdict.sentence.endswith("as fast as one device, 80% of ideal.")
     assert describe_stand_ins(map(CaseResult.from_row, [single, dp]))[1].startswith("Without GPUs, DP cannot")
     assert WRAPPER not in found(single, dp), "nor against one device"
 
@@ -206,11 +206,12 @@ def test_the_answers_are_those_of_the_largest_count_of_their_own():
 
 def test_one_gpu_answers_what_ddp_costs_by_itself():
     one = case("ddp", 1, 978.0) | {"speedup": 0.978, "speedup_low": 0.977, "speedup_high": 0.979}
+    one |= measured(step_ms=50.0)
     skipped = [row | {"status": "skipped"} for row in (DP, DDP)]
     (answer,) = found(SINGLE, one, *skipped).values()
     assert answer.said == (
-        "One device is 1.022\N{MULTIPLICATION SIGN} (1.021\N{EN DASH}1.024) as fast as DDP on 1 GPU; "
-        "within your 5% margin."
+        "DDP itself costs 1.10 (1.05\N{EN DASH}1.15) ms, 2.20% (2.10\N{EN DASH}2.30) of each step "
+        "on one device."
     )
     assert answer.notes[0].startswith("On one device nothing is communicated")
     assert found(SINGLE) == {}
@@ -300,7 +301,7 @@ def test_skipped_cases_are_a_sentence_for_each_reason_with_their_count():
 
 
 OPEN_YET = "Nothing is resolved yet."
-DOUBT = "The order is in doubt: few rounds."
+DOUBT = "The answers are in doubt: few rounds."
 
 
 def verdict_of(answer, *comparisons):
@@ -325,13 +326,17 @@ def test_trust_sorts_cautions_by_what_they_weaken(kinds, order, size, alone):
     cautions = [Caution(kind=kind, text="t", advice="a") for kind in kinds]
     verdicts = [verdict_of(UNRESOLVED, ONE), verdict_of(TOO_FEW, ONE)]
     worth = assess_confidence(verdicts, cautions, on_cpu=False, repeats="Others held.")
-    assert (worth.order, worth.size) == (order, f"Ratios hold within their intervals.{size}")
-    assert worth.next_run == f"Others held.{f' Times and rates do not carry over: {alone}.' if alone else ''}"
+    assert (worth.order, worth.size) == (
+        order,
+        f"True values are in their intervals with 95% confidence.{size}",
+    )
+    more = f" Expect other times and rates than in this run: {alone}." if alone else ""
+    assert worth.next_run == f"Others held.{more}"
     assert assess_confidence([], cautions, on_cpu=False) is None
     some = [verdict_of(EQUAL, ONE), verdict_of(UNRESOLVED, ONE)]
     assert assess_confidence(some, [], on_cpu=True, load="load; before it").lines == {
-        "which is faster": "The order is reliable within this run.",
-        "by how much": "Ratios hold within their intervals. Load.",
+        "which is faster": "1 answer is not resolved. Others are reliable within this run.",
+        "by how much": "True values are in their intervals with 95% confidence. Load.",
         "next run": "",
         "other machines": "Measure on GPUs, for a device here is a CPU core.",
     }
@@ -340,8 +345,12 @@ def test_trust_sorts_cautions_by_what_they_weaken(kinds, order, size, alone):
 @pytest.mark.parametrize(
     ("by", "order", "size"),
     [
-        ((0.9, 1.2), OPEN_YET, "Ratios hold within their intervals."),
-        ((1.2, 1.3), "The order is reliable within this run.", "Ratios hold within their intervals."),
+        ((0.9, 1.2), OPEN_YET, "True values are in their intervals with 95% confidence."),
+        (
+            (1.2, 1.3),
+            "The answers are reliable within this run.",
+            "True values are in their intervals with 95% confidence.",
+        ),
         ((NAN, NAN), OPEN_YET, "This is not known: there are too few rounds for intervals."),
     ],
 )

@@ -220,7 +220,7 @@ def test_halving_bytes_saves_no_more_than_is_exposed_and_changes_training():
         row = DDP | exposing(11, 13) | measured(step_ms=100.0, comm_ms=comm_ms, buffers_ms=buffers_ms)
         by = over(row, DP, 1.2, 1.3), *(over(cap, row, 0.97, 1.01) for cap in caps)
         step = concluded(SINGLE, DP, row, *caps, by=by, bucket_cap_mb=["default", "1", "25", "100"]).next_step
-        assert f"at most {most} (" in step.why
+        assert f"up to {most} (" in step.why
         assert "change the training" in step.why
 
 
