@@ -29,7 +29,8 @@ ENTRIES = {entry.name: entry for entry in (*CASES, *RATES)}
 
 TERMS = {
     **{Heading(one.heading).term: one.explanation for one in ENTRIES.values() if one.explanation},
-    "Cap": f"MiB of gradients in a bucket, which DDP sends as one all-reduce. {DEFAULT_CAP}",
+    "Cap": "DDP closes a bucket when its gradients reach this size, and sends it as one all-reduce. "
+    f"{DEFAULT_CAP}",
     "Bound": "the speed-up of equal stages without communication, n m / (m + n - 1) on n devices with m "
     "micro-batches",
 }

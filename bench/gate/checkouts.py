@@ -156,8 +156,8 @@ def find_package_repository() -> Path:
     """
     if not find_repository(ROOT) == find_repository(Path.cwd()) == ROOT:
         raise UsageError(
-            "--interleave: the built-in models change with the commits of ddp-bench's own checkout, which "
-            "this is not; name a workload of yours after --, as --workload module:name"
+            "--interleave: this folder is not a ddp-bench checkout, so the built-in models have no commits "
+            "here; name your model after --, as in -- --workload module:name"
         )
     return ROOT
 

@@ -144,12 +144,13 @@ class Settings:
         "2%",
     )
     margin: float | None = make_option(
-        None, parse_fraction, "differences up to this count as none (default: CPU 5%%, GPU 1%%)", "5%"
+        None, parse_fraction, "treat smaller differences as equal (default: CPU 5%%, GPU 1%%)", "5%"
     )
     max_time: float | None = make_option(
         None,
         parse_duration_s,
-        "limit of the rounds, as 90s or 2h; proofs and compilers are extra "
+        "limit of the rounds, such as 90s or 2h; with --resume the total, earlier rounds included; proofs "
+        "and compilers are extra "
         f"(default: CPU {MAX_TIME_S['cpu']:g}s, GPU {MAX_TIME_S['cuda'] / 60:g}m)",
         "10m",
     )
@@ -160,7 +161,7 @@ class Settings:
         "on|off",
     )
     case_timeout: float | None = make_option(
-        None, parse_duration_s, "give a case up that hangs this long (default: 20 times the usual)", "60s"
+        None, parse_duration_s, "give up a case that hangs this long (default: 20 times the usual)", "60s"
     )
     steps: int | None = make_option(
         None, parse_positive_int, "steps per block (default: CPU 1, GPU as many as take 1 s)", "N"
@@ -181,7 +182,7 @@ class Settings:
     passes: tuple[str, ...] = make_option(
         PASSES,
         make_csv_parser(make_choice_parser((*PASSES, "none"))),
-        "what to measure beside throughput: no_sync, comm, anatomy, trace, or none",
+        "what to measure besides throughput: no_sync, comm, anatomy, trace, or none",
         "PASS,…",
     )
     sweep: str = make_option(

@@ -207,7 +207,7 @@ def _plan_case(case: Case, machine: Machine, settings: ResolvedSettings) -> Plan
         shared = True  # what lets ranks share GPUs holds for the processes, in cases that share none too
     is_unasked = not settings.caps_given and case.bucket_cap_mb != settings.get_first("bucket_cap_mb")
     if reason is None and case.spec.has_buckets and shared and is_unasked:
-        reason = "caps tell little where devices are shared; --bucket-cap-mb measures those that it names"
+        reason = "where devices are shared, caps cannot be compared; --bucket-cap-mb CAP measures one anyway"
     return Planned(case=case, num_nodes=nodes, oversubscribed=shared, skip_reason=reason)
 
 

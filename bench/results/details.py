@@ -105,7 +105,8 @@ DETAILS: tuple[Column, ...] = (
         "dp_device0_pct",
         "DP: share of the step in which only device 0 works",
         ends=(0, 100),
-        shown="Only device 0 works = under DataParallel, outside apply and backward",
+        shown="Only device 0 works = time under DataParallel when only device 0 works (all stages except "
+        "apply and backward)",
     ),
     declare_number_column(
         "dp_device0_mem_ratio",

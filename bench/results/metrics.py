@@ -158,7 +158,8 @@ SPEED: tuple[Column, ...] = (
             needs_interval=True,
         ),
         shown="Overlap = the share of communication that costs no time, 1 - exposed / communication alone; 0 "
-        "where it adds more than it takes alone, empty where it is not known to 50 points",
+        "where it adds more than it takes alone, empty where its interval is wider than 100 "
+        "percentage points",
     ),
     *declare_interval_columns(
         "overlap_trace_pct",

@@ -106,7 +106,7 @@ def make_parser(told: CommandHelp = RUN) -> Parser:
             alone = {"nargs": "?", "const": "on"} if metavar.startswith("on|off") else {}
             add(group, option.name, meaning, metavar=metavar, default=argparse.SUPPRESS, **alone)
     # What concerns no measurement goes to the last group, and to the first, which is argparse's own.
-    finish = "finish a run's folder with its own options; repeat only --workload"
+    finish = "finish the run in this folder, with its options; repeat only --workload"
     add(group, "resume", finish, type=Path, metavar="DIR")
     add(group, "quiet", "no progress, no table; only errors and failed cases", action="store_true")
     add(group, "json", "the summary, or the plan of --dry-run, as JSON on stdout", action="store_true")

@@ -7,9 +7,11 @@ from shutil import get_terminal_size
 from typing import Any
 
 from ...report.tables import tabulate_results
+from ..common.numbers import format_mib
 from ..common.turns import get_interleaved_id
 from ..machine.load import LoadReading, average_loads, compute_loads
 from ..page.terminal import make_grid
+from ..plan.case import Case
 from ..results.aggregate import compute_images_per_s, compute_rate_half_widths
 from ..results.case_result import read_case_results
 from ..results.columns import EQUAL_LAYOUT
@@ -100,17 +102,18 @@ class Rounds(CaseRunner):
     def _drop_equal_layouts(self) -> None:
         """Measure every bucket layout once: different caps can give the same one."""
         live, state = {one.index: one for one in self.live}, self.recorder.journal.state
-        seen: dict[tuple[Any, ...], str] = {}
+        seen: dict[tuple[Any, ...], Case] = {}
         for index, settled in sorted(state.settled.items()):
             case = state.plan[index].case
             layout = state.layouts.get(case.case_id)
             if settled.status != "ok" or layout is None:
                 continue
-            first = seen.setdefault((*case.apart_from_cap, layout.num_bytes), case.case_id)
-            if first != case.case_id and index in live:
+            first = seen.setdefault((*case.apart_from_cap, layout.num_bytes), case)
+            if first is not case and index in live:
                 self.drop_case(live[index])
-                reason, code = f"same bucket layout as {first}; see its row", {"reason_code": EQUAL_LAYOUT}
-                self.recorder.set_outcome(index, "skipped", reason, code)
+                size = format_mib(sum(layout.num_bytes))
+                reason = f"same buckets as cap {first.bucket_cap_mb}: the gradients are {size}"
+                self.recorder.set_outcome(index, "skipped", reason, {"reason_code": EQUAL_LAYOUT})
 
     def _measure_round(self, round_index: int) -> None:
         """Measure what every live case lacks of this round, in the order that the seed gives."""

@@ -53,7 +53,8 @@ def test_equal_layouts_are_measured_once(real_run):
     run = real_run.data
     caps = run.cases[run.cases["num_devices"] == 2].set_index("bucket_cap_mb")
     assert caps.loc["default", "num_buckets"] == 1
-    assert "same bucket layout as ddp-n2-capdefault" in caps.loc["100", "reason"]
+    gradients_mib = f"{run.manifest.model.gradient_bytes / 2**20:.3g} MiB"
+    assert caps.loc["100", "reason"] == f"same buckets as cap default: the gradients are {gradients_mib}"
     assert caps.loc["0.01", "num_buckets"] > 1
     sizes = [int(size) for size in str(caps.loc["0.01", "bucket_bytes"]).split("/")]
     assert sum(sizes) == run.manifest.model.gradient_bytes

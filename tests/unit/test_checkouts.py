@@ -89,7 +89,7 @@ def test_the_built_in_models_are_compared_in_ddp_benchs_own_checkout_alone(tmp_p
     for code, here in ((own, neither), (own, theirs), (installed, theirs)):
         monkeypatch.setattr(checkouts, "ROOT", code)
         monkeypatch.chdir(here)
-        with pytest.raises(UsageError, match="own checkout, which this is not; name a workload of yours"):
+        with pytest.raises(UsageError, match=r"not a ddp-bench checkout, .*; name your model after --"):
             checkouts.find_package_repository()
 
 
