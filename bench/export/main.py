@@ -1,4 +1,4 @@
-"""A run for trackers of benchmarks, or as one file to hand on."""
+"""Write a run for benchmark trackers, or as one file to send."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ def make_parser() -> cli.Parser:
     """The command line."""
     made = cli.Parser(
         "gate",
-        "Say whether training became slower: of two runs that are there, or of two commits or environments "
-        "that are measured now, interleaved on this machine.",
+        "Say whether training became slower: compare two existing runs, or measure two commits or "
+        "environments now, interleaved on this machine.",
         common=("interleave", "threshold", "python", "html", "junit"),
         examples=(
             ("BASELINE CANDIDATE", "two results folders"),
@@ -29,8 +29,8 @@ def make_parser() -> cli.Parser:
         exit_codes="0 pass; 1 a regression, or a case of the baseline is missing; 2 a mistake in the command "
         "or the setup, with its fix; 3 undecided (noise hides a change), not comparable or nothing to "
         "compare; 4 a side could not be measured. docs/gate.md says what to do for each.",
-        details="A regression needs both: an interval of candidate / baseline that excludes no change, and a "
-        "change beyond the threshold. At most 1% of gates report one that is none: docs/gate.md.",
+        details="A case regresses if the interval of its change excludes 0% and the estimate is beyond the "
+        "threshold. At most 1% of gates report a regression that is not there: docs/gate.md.",
     )
     what = made.add_argument_group("what to compare")
     what.add_argument(
@@ -43,49 +43,49 @@ def make_parser() -> cli.Parser:
     what.add_argument(
         "--interleave",
         metavar="REF",
-        help="measure both sides now: the candidate is the code as it stands, the baseline git reference "
-        "REF of the repository that holds the --workload (without one, of ddp-bench's own). With . the "
-        "baseline is the code as it stands, too: to compare two environments (--python, --env), or to see "
-        f"how far equal sides differ. Behind -- stand arguments of {cli.get_message_prefix('run')}",
+        help="measure both sides now: the candidate is the current code, the baseline git reference REF of "
+        "the repository that holds the --workload (without one, of ddp-bench's own). `.` uses the current "
+        "code on both sides, to compare environments (--python, --env) or to test the noise. Arguments after "
+        f"-- go to {cli.get_message_prefix('run')}",
     )
     how = made.add_argument_group("how to judge")
     how.add_argument(
         "--threshold",
         default=f"{100 * DEFAULT_THRESHOLD:g}%",
         metavar="SHARE[,METRIC=SHARE,…]",
-        help="change that matters; one that names a metric lets it fail the gate beside the rate "
-        "(default %(default)s)",
+        help="smallest change that matters; METRIC=SHARE: this metric can also fail the gate, in addition "
+        "to the throughput (default %(default)s)",
     )
     how.add_argument(
         "--ratios-only",
         action="store_true",
-        help="gate speed-up alone: it compares across machines",
+        help="gate the speed-up alone, which can be compared across machines",
     )
     how.add_argument(
         "--strict",
         action="store_true",
-        help="every metric can fail the gate, and a pass needs all of them decided, not the throughput alone",
+        help="every metric can fail the gate, and a pass needs a decision on each, not on throughput alone",
     )
     how.add_argument(
-        "--allow-missing", action="store_true", help="pass though cases of the baseline are missing"
+        "--allow-missing", action="store_true", help="pass even if cases of the baseline are missing"
     )
     how.add_argument(
         "--allow-new",
         action="store_true",
-        help="pass though the baseline has no such workload or option, so that there is nothing to compare",
+        help="pass even if the baseline has no such workload or option, so there is nothing to compare",
     )
     measure = made.add_argument_group("how to measure, with --interleave")
     measure.add_argument(
         "--launches",
         metavar="N,…",
-        help="restart both sides N times, for a process can be a few percent faster or slower for as long as "
-        "it lives; of several N the gate ends after the first that decides "
+        help="restart both sides N times, because a process can be a few percent faster or slower from start "
+        "to end; with several N, the gate ends after the first that decides "
         f"(default {','.join(map(str, DEFAULT_LAUNCHES))})",
     )
     measure.add_argument(
         "--max-time",
         metavar="TIME",
-        help="end with the last launch that fits into this time, as 10m, with the best verdict",
+        help="end with the last launch that fits into this time (10m), with the verdict reached by then",
     )
     measure.add_argument(
         "--dry-run", action="store_true", help="print the plan and its expected time; measure nothing"
@@ -93,8 +93,8 @@ def make_parser() -> cli.Parser:
     measure.add_argument(
         "--python",
         metavar="PATH",
-        help="the baseline's interpreter, for another environment such as an old PyTorch, in which "
-        "ddp-bench's packages are installed; ddp-bench itself need not be (default: this interpreter)",
+        help="the baseline's interpreter, of another environment such as one with an old PyTorch; install "
+        "the packages that ddp-bench needs there, not ddp-bench itself (default: this interpreter)",
     )
     for name, side in (("--env", "candidate"), ("--baseline-env", "baseline")):
         measure.add_argument(
@@ -126,7 +126,7 @@ def main(given: list[str]) -> int:
     if unknown and options.interleave is not None and "--" not in given:
         example = cli.format_command("gate", "--interleave", options.interleave, "--", *unknown[:1])
         run = cli.get_message_prefix("run")
-        raise UsageError(f"{cli.UNRECOGNIZED}{unknown[0]}; those of {run} stand behind --: {example} …")
+        raise UsageError(f"{cli.UNRECOGNIZED}{unknown[0]}; put arguments of {run} after --: {example} …")
     if unknown:
         made.error(f"{cli.UNRECOGNIZED}{' '.join(unknown)}")
     from .command import run_gate

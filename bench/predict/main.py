@@ -67,10 +67,10 @@ def make_parser() -> cli.Parser:
         nargs="*",
         type=Path,
         metavar="RUN",
-        help="predict the measured cases of this run, or of those named, that nothing was fitted to, print "
-        "the errors and widen the intervals by the largest",
+        help="predict measured cases of this run, or of the runs named, that no model was fitted to; print "
+        "the errors, and widen the intervals by the largest",
     )
-    add("--accept", action="store_true", help="also of another machine, torch or workload")
+    add("--accept", action="store_true", help="also accept a run of another machine, torch or workload")
 
     add = made.add_argument_group("output").add_argument
     drawn = cli.format_command("report", "RUN", "--predictions", "p.json")

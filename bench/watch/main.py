@@ -1,6 +1,6 @@
 """Say where the time of your own training goes, and which line to change first.
 
-The command after -- is yours, as you run it. It trains bit for bit as without us.
+After -- put your usual training command. Training results stay bit-identical to a run without ddp-bench.
 """
 
 from __future__ import annotations
@@ -37,16 +37,25 @@ def make_parser() -> Parser:
     add("--out", metavar="DIR", help="new folder for the results (default: results/<time>-<host>-watch)")
     add("--steps", metavar="N", default=str(STEPS), help="steps to watch (default %(default)s)")
     add("--stop", action="store_true", help="end the command after these steps, with exit code 0")
-    add("--no-probes", action="store_true", help="never hold gradients back: no exposed communication")
+    add(
+        "--no-probes",
+        action="store_true",
+        help="never hold gradients back; do not measure exposed communication",
+    )
     add(
         "--bucket-cap-mb",
         metavar="LIST",
         default="",
-        help="race bucket caps after these steps, as default,1,25,100 (MiB); on more than 2 ranks gradients "
-        "then differ within rounding",
+        help="compare bucket caps after these steps, such as default,1,25,100 (MiB); on more than 2 ranks "
+        "gradients may then differ by rounding",
     )
-    add("--seed", metavar="N", default="0", help="draws the steps that hold gradients back (default 0)")
-    add("--quiet", action="store_true", help="say nothing on stderr")
+    add(
+        "--seed",
+        metavar="N",
+        default="0",
+        help="seed to choose the steps that hold gradients back (default 0)",
+    )
+    add("--quiet", action="store_true", help="print nothing on stderr")
     return made
 
 
