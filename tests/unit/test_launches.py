@@ -105,6 +105,6 @@ def test_the_page_says_how_many_intervals_hold_the_common_value():
     assert {len(runs(series)) for series in SERIES} == {20}, "as the page says"
     each = [held(series) for series in SERIES]
     cells = [f"{100 * fmean(shares):.0f}%" for shares in each]
-    assert f"| intervals that hold what the runs have in common | {' | '.join(cells)} |" in PAGE
+    assert f"| intervals that contain the mean of the runs | {' | '.join(cells)} |" in PAGE
     alone = [share for shares in each for share in shares]
     assert scipy.stats.ttest_1samp(alone, 0.95, alternative="less").pvalue < 0.05
