@@ -32,7 +32,7 @@ def make_parser() -> Parser:
             ("--json", "for a program"),
         ),
         exit_codes="0 when nothing is bad, 1 when something is, 2 for a wrong command line.",
-        details="It only reads, never changes. Every line is ok, caution, bad or unknown (not readable "
+        details="It only reads, and changes nothing. Every line is ok, caution, bad or unknown (not readable "
         "here); caution and bad say what to do.",
     )
     made.add_argument("--quiet", action="store_true", help="only what is caution or bad")

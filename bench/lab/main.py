@@ -91,7 +91,7 @@ def parse(argv: Sequence[str]) -> LabOptions:
     )
     add = parser.add_argument
     add("--hosts", required=True, metavar="N", help="number of hosts, 2 to 64")
-    add("--rate", required=True, help="of every host's link: 200mbit, 1gbit, 2.5gbit")
+    add("--rate", required=True, help="rate of every host's link: 200mbit, 1gbit, 2.5gbit")
     add("--ranks-per-host", default="1", metavar="R", help="ranks on every host (default 1)")
     add("--quiet", action="store_true", help="do not say on stderr which lab was made")
     options, job = split_arguments(argv)

@@ -31,21 +31,25 @@ def make_parser() -> cli.Parser:
         help="folder of a run with --calibrate, or of a watched training on GPUs; or --throughput",
     )
 
-    add = made.add_argument_group("instead of a run, a rate that is known").add_argument
-    add("--throughput", metavar="RATE", help="of one GPU, per second: images, or what the workload counts")
+    add = made.add_argument_group("instead of a run, a known rate").add_argument
+    add(
+        "--throughput",
+        metavar="RATE",
+        help="rate of one GPU, per second: images, or the unit of the workload",
+    )
     add(
         "--arch",
         metavar="NAME",
-        help=f"what it trains, as in {cli.get_message_prefix('run')}; with --batch-size",
+        help=f"model that it trains, as in {cli.get_message_prefix('run')}; with --batch-size",
     )
     add("--workload", metavar="NAME", help="your own model instead of --arch: package.module:name")
     add("--image-size", metavar="N", help="image height and width, pixels (224)")
     add("--without-ddp", action="store_true", help="the rate is that of the plain model, not of DDP")
 
-    add = made.add_argument_group("devices and what joins them").add_argument
+    add = made.add_argument_group("devices and links").add_argument
     add("--gpus", metavar="N,N", help="devices to predict, up to 4096")
-    add("--network", metavar="NAME,NAME", help="what joins the nodes (--help-all); default as in RUN")
-    add("--intra", metavar="NAME", help="what joins the GPUs of a node, such as nvlink-h100")
+    add("--network", metavar="NAME,NAME", help="link between the nodes (--help-all); default as in RUN")
+    add("--intra", metavar="NAME", help="link between the GPUs of a node, such as nvlink-h100")
     add("--gpus-per-node", metavar="N", help="default 1, with --intra 8")
     add("--nics-per-node", metavar="N", help="network ports that a node's GPUs share; default one per GPU")
 
