@@ -35,7 +35,7 @@ def make_parser() -> cli.Parser:
     add(
         "--throughput",
         metavar="RATE",
-        help="rate of one GPU, per second: images, or the unit of the workload",
+        help="of one GPU, per second: images, or units of the workload",
     )
     add(
         "--arch",
