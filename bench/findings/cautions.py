@@ -98,9 +98,7 @@ def describe_load(manifest: Manifest) -> str:
     busy, steal = (f"{100 * share:.0f}%" for share in shares)
     guests = f", other guests {steal}" if shares[1] >= MIN_STEAL else ""
     waiting = manifest.load_before
-    before = (
-        "" if waiting is None else f"; before it {format_number(waiting, 2)} programs per core ran or waited"
-    )
+    before = "" if waiting is None else f"; before the run {format_number(waiting, 2)} programs per core"
     return f"other programs used {busy} of the cores{guests}{before}"
 
 
@@ -126,7 +124,8 @@ def check_conditions(
     if is_busy(manifest) and any(case.device_type == "cpu" for case in cases):
         yield Caution(
             kind="other load",
-            text=f"{describe_load(manifest)} during the rounds: steps are longer than on an idle machine",
+            text=f"{describe_load(manifest).partition(';')[0]} during the rounds: steps are longer than "
+            "on an idle machine",
             advice=f"stop other programs, or use a dedicated "
             f"machine; {format_command('doctor')} shows the load",
         )
@@ -238,12 +237,13 @@ def check_rounds(ok: Sequence[CaseResult], times: RoundTimes) -> Iterator[Cautio
         per_round, first, last = change.estimate, min(paces), max(paces)
         slopes = per_round, change.low, change.high
         percent, low, high = (100 * math.expm1(slope * (last - first)) for slope in slopes)
+        ends = sorted((abs(low), abs(high)))
         yield Caution(
             kind="drift",
             short=f"the machine became {abs(percent):.0f}% {'faster' if percent > 0 else 'slower'} during it",
-            text=f"the pace of all cases changed by {percent:+.1f}% [{low:+.1f}, {high:+.1f}] from round "
-            f"{first} to {last}; speed-up and efficiency are formed inside rounds and stand, "
-            f"{format_rate_unit(ok[0].unit)} and ms do not carry over to another run",
+            text=f"all cases became {abs(percent):.0f}% ({ends[0]:.0f}\N{EN DASH}{ends[1]:.0f}) "
+            f"{'faster' if percent > 0 else 'slower'} from round {first} to {last}: this is in "
+            f"{format_rate_unit(ok[0].unit)} and ms, and not in ratios, which are taken within rounds",
             advice=f"{format_command('doctor')} for the cause; compare versions "
             f"with {get_message_prefix('gate')} --interleave",
         )
@@ -264,8 +264,8 @@ def check_rounds(ok: Sequence[CaseResult], times: RoundTimes) -> Iterator[Cautio
             text=f"rounds scatter by {size} about the median "
             f"({label_case(worst)}; {format_count(num_wide, 'case')} of {len(beyond)} by more than "
             f"{100 * MAX_SCATTER:.0f}%)",
-            advice=f"{format_command('doctor')} for what else runs; more --rounds, medians "
-            f"outvote single blocks",
+            advice=f"{format_command('doctor')} for what else runs; more --rounds, so that single slow "
+            "blocks matter less",
         )
 
 
