@@ -14,6 +14,7 @@ from ..bench.machine.manifest import Manifest, Timing
 from ..bench.machine.watched import Watched, WatchedRank
 from ..bench.page.page import Card, Figure, Heading, Page, Section, Table
 from ..bench.results.case_result import CaseResult
+from ..bench.results.commands import write_watch_comparison
 from ..bench.results.store import RunData
 from . import conditions, tables
 from .cases import group_workloads
@@ -65,6 +66,7 @@ def make_watched_page(run: RunData, files: Files) -> Page:
         Section("all-tables", "More tables", tables=[one for one in more if one is not None]),
     )
     told = conditions.group_conditions(manifest, cases)
+    again = write_watch_comparison("after", str(run.path), "after")
     subtitle, setup = conditions.write_subtitle(run, measured, "run")
     each = f"{format_interval(found.step, 'ms')} per step" if found.step else ""
     return Page(
@@ -76,7 +78,9 @@ def make_watched_page(run: RunData, files: Files) -> Page:
         setup=setup,
         cards=[*costs, *make_cards(found.others)],
         trust=found.trust,
-        following=NextStep(found.advice, "") if found.advice else None,
+        following=NextStep(found.advice, again if found.advice.endswith(":") else "")
+        if found.advice
+        else None,
         notes=found.notes,
         intervals="95% intervals",
         figures=[draw_ranks(manifest, watched.ranks, shown)] if shown else [],

@@ -90,7 +90,7 @@ class WatchConclusion:
         changes += [f"Write {one.paste} in your script" for one in faster]
         changes += [one.change for one in self.costs if one.change and not one.ms]
         if changes:
-            return f"{changes[0]}; then watch again."
+            return f"{changes[0]}; then watch again and compare (COMMAND starts your training):"
         if any(one.question in (CAP, COMMUNICATION) and one.is_open for one in self.others):
             return "Watch a longer training, while no other program uses these cores."
         return FEWER_BYTES_REMEDY if self.costs else ""

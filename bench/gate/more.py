@@ -15,7 +15,7 @@ from ..common.text import escape_controls
 from ..findings.cautions import describe_load, is_busy
 from ..machine.manifest import Manifest
 from ..plan.resolve import write_options
-from ..results.commands import rewrite_command, write_command
+from ..results.commands import rewrite_command, write_command, write_watch_comparison
 from ..stats.interval import Estimate
 from .checkouts import WORKING_TREE
 from .judge import Change, EndErrors
@@ -126,9 +126,8 @@ def write_distinguishing_command(
 ) -> DecidingCommand | None:
     """Return the command that tells a change of the code from one of the machine; None without one."""
     if baseline.watched:  # which no gate starts
-        again = format_command("watch", "--out", "again", "--", "COMMAND")
         why = "to tell the script from the machine, watch the baseline again, COMMAND being what trained it"
-        return DecidingCommand(why, f"{again} && {format_command('gate', 'again', str(path))}")
+        return DecidingCommand(why, write_watch_comparison("again", "again", str(path)))
     whole = write_interleave_command(baseline, candidate)
     why = f"to tell the code from the machine, interleave both where they were started{_explain(whole)}"
     return DecidingCommand(why, whole) if whole else None

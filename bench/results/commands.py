@@ -106,3 +106,9 @@ def write_resume_command(manifest: Manifest, folder: Path, **changes: str) -> st
     workload = manifest.settings.workload
     code = {"workload": workload} if workload else {}
     return wrap_in_lab(manifest, rewrite_command(head, resume=str(folder), **code, **changes))
+
+
+def write_watch_comparison(out: str, baseline: str, candidate: str, *options: str) -> str:
+    """Write what watches a training, started by COMMAND, into `out`, and gates two such folders."""
+    watch = format_command("watch", *options, "--out", out, "--", "COMMAND")
+    return escape_controls(f"{watch} && {format_command('gate', baseline, candidate)}")

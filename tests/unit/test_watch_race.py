@@ -56,7 +56,10 @@ def test_the_cap_that_is_faster_is_named_with_its_interval_and_what_to_write(tmp
     assert {one.reference_id for one in run.compared} == {run.results[0].case_id}
     assert run.results[0].get_setting("bucket_cap_mb") == own
     assert verdict_of(run, COMMUNICATION).answer == "resolved", "the script's own cap still has its probes"
-    assert conclude_watch(run).advice == f"Write {found.paste} in your script; then watch again."
+    assert (
+        conclude_watch(run).advice
+        == f"Write {found.paste} in your script; then watch again and compare (COMMAND starts your training):"
+    )
     assert "which is faster" in conclude_watch(run).trust
 
 
