@@ -6,7 +6,7 @@ A chart of a run's cases is None where there is nothing to draw.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -74,14 +74,19 @@ def make_marks(
     return tuple(made)
 
 
-def draw_scaling(workload: WorkloadCases, *, key: str) -> Figure | None:
-    """Draw the speed-up of DP, and of DDP at its usual settings, over device counts."""
+def draw_scaling(workload: WorkloadCases, faster: Collection[str] = (), *, key: str) -> Figure | None:
+    """Draw the speed-up of DP, of DDP at its usual settings, and of settings that are `faster`, by id."""
     ranked = [case for case in workload.cases if case.is_ranked]
     lines = []
     for mode in ("single", "dp", "ddp"):
         cases = select_mode(ranked, mode)
         if marks := make_marks(cases, "speedup", format_ratio):
             lines.append(Line(_name_line(cases[0]), LOOKS[mode], marks))
+    drawn = {mark.tip for line in lines for mark in line.marks}
+    for case in ranked:
+        marks = make_marks([case], "speedup", format_ratio) if case.case_id in faster else ()
+        if marks and marks[0].tip not in drawn:
+            lines.append(Line(_name_line(case), LOOKS["other"], marks))
     places = list_places(lines)
     if len(places) < 2:
         return None
@@ -118,6 +123,7 @@ def draw_against_default(
     cases = select_headline(workload.cases)
     default = find_default(cases)
     found = compute_speedup_over_default(comparisons, cases)
+    others = [case for case in cases if case.case_id in found and case is not default]
     ratios = [
         Ratio(
             name=", ".join(filter(None, (name_mode_short(case), label_settings(case)))),
@@ -126,19 +132,26 @@ def draw_against_default(
             written=format_ratio(found[case.case_id]),
             look=case.mode if case.mode in ("dp", "ddp") else "other",
         )
-        for case in cases
-        if case.case_id in found and case is not default
+        for case in others
     ]
     if default is None or not ratios:
         return None
     ratios.sort(key=lambda one: -one.estimate)
     margin = comparisons[0].margin
+    band = make_equal_band(margin)
     here = label_settings(default)
-    count, first = format_count(default.num_devices, workload.device), ratios[0]
-    compared = f"{first.name} is {first.written} as fast as DDP's default."
+    count, first, last = format_count(default.num_devices, workload.device), ratios[0], ratios[-1]
+    only_caps = all(case.list_changed(default).keys() == {"bucket_cap_mb"} for case in others)
+    none = f"no other {'cap' if only_caps else 'case'} is known to be faster"
+    if first.low > 1 and first.high > band[1]:
+        compared = f"{first.name} is {first.written} as fast as DDP's default."
+    elif last.high < 1 and last.low < band[0]:
+        compared = f"{none} than DDP's default. {last.name} is {last.written} as fast."
+    else:
+        compared = f"{none} or slower than DDP's default."
     return draw_forest(
         ratios,
-        make_equal_band(margin),
+        band,
         key=f"{key}-forest",
         title="Against DDP's default",
         caption=f"On {count} "
@@ -146,7 +159,8 @@ def draw_against_default(
         note="Right of the line is faster; a bar within the shaded band counts as equal, by the margin of "
         f"{100 * margin:g}%." + ("" if here == "cap default" else f" Default here: {here or 'defaults'}."),
         terms=("Against DDP's default", "Cap"),
-        x_label=f"throughput over DDP's default on {count}",
+        x_label=f"throughput over DDP's default on {count}\n"
+        f"shaded: within {100 * margin:g}%, counts as equal",
     )
 
 

@@ -35,6 +35,7 @@ from ..bench.page.page import Heading, Table
 from ..bench.plan.buckets import BucketLayout
 from ..bench.plan.settings import IMAGES, format_value
 from ..bench.results.case_result import CaseResult
+from ..bench.results.comparisons import select_unshared
 from ..bench.results.store import RunData
 from .cases import WorkloadCases
 
@@ -77,9 +78,11 @@ def describe_status(manifest: Manifest, cases: Sequence[CaseResult], verdicts: S
     rounds = max((case.num_rounds for case in ok), default=0)
     took = manifest.timing.measuring_s
     interrupted = why == "interrupted"
+    comparable = sum(not case.is_stand_in for case in select_unshared(ok))
+    of_these = f", {comparable:,d} comparable" if 0 < comparable < len(ok) else ""
     parts = (
         f"Interrupted, {said}" if interrupted else f"{said[:1].upper()}{said[1:]}",
-        f"{len(ok):,d} of {format_count(len(cases), 'case')} measured",
+        f"{len(ok):,d} of {format_count(len(cases), 'case')} measured{of_these}",
         f"{num_skipped:,d} skipped" if num_skipped else "",
         format_count(rounds, "round") if rounds else "",
         f"{format_rough_duration(took)} of measuring" if took else "",
@@ -156,7 +159,7 @@ def group_conditions(manifest: Manifest, cases: Sequence[CaseResult]) -> dict[st
         "Run": {
             "name": manifest.name,
             "started": manifest.created_utc,
-            "command": manifest.command,
+            "command": manifest.command if manifest.watched else None,  # others have it under "This run"
             "total time": format_duration(timing.total_s),
             "start-up": format_duration(timing.startup_s),
             "share of time measured": format_quantity(timing.timed_share_pct, "%"),

@@ -12,7 +12,7 @@ from ..bench.common.text import escape_controls
 from ..bench.findings.answers import select_headline
 from ..bench.findings.findings import Conclusion, conclude_run
 from ..bench.findings.late_ranks import find_late_buckets
-from ..bench.findings.verdicts import RESOLVED, Verdict
+from ..bench.findings.verdicts import CAP, RESOLVED, Verdict
 from ..bench.page.page import Card, Figure, Link, Page, Section
 from ..bench.predict.output import Predictions
 from ..bench.results.commands import write_repeat_command
@@ -95,7 +95,7 @@ def make_page(
             continue  # cases that share a GPU tell nothing about speed
         key, suffix = f"w{i}", f": {workload.name}" if len(measured) > 1 else ""
         drawn = (
-            charts.draw_scaling(workload, key=key),
+            charts.draw_scaling(workload, {one.faster_id for one in conclusion.verdicts}, key=key),
             charts.draw_against_default(workload, comparisons, key=key),
             draw_breakdown(workload, comparisons, key=key),
         )
@@ -104,7 +104,7 @@ def make_page(
             kept += [replace(one, title=f"{one.title}{suffix}") for one in found if one is not None]
     figures += charts.draw_over_batch_sizes(cases)
     shown = [add_rates(case, manifest) for case in add_workload_names(measured)]
-    results = tables.tabulate_results(cases, conclusion.fastest_id)
+    results = tables.tabulate_results(cases, *choose_best(conclusion))
     answers = make_cards(conclusion.verdicts)
     others = tables.make_tables(shown, files.traces, comparisons)
     failed, places = tables.tabulate_unmeasured(cases, files.failures), conditions.tabulate_ranks(manifest)
@@ -144,6 +144,17 @@ def make_page(
         conditions=conditions.group_conditions(manifest, cases),
         terms=TERMS,
     )
+
+
+def choose_best(conclusion: Conclusion) -> tuple[str, str]:
+    """Choose the case that the answers recommend, else DDP's best setting, and say which; blank without."""
+    settings = [one for one in conclusion.verdicts if one.question == CAP]
+    references = {pair.reference_id for one in settings if one.is_open for pair in one.comparisons}
+    if conclusion.fastest_id not in {"", *references}:
+        return conclusion.fastest_id, "recommended"
+    known = {one.faster_id or one.comparisons[0].reference_id for one in settings if not one.is_open}
+    ddp = known & {case.case_id for case in conclusion.cases if case.mode == "ddp"}
+    return (*ddp, "best DDP setting") if len(settings) == len(ddp) == 1 else ("", "")
 
 
 def make_cards(verdicts: Iterable[Verdict]) -> list[Card]:

@@ -65,6 +65,7 @@ _LOOKS: dict[str, tuple[str, str]] = {
 """Colour and hatch of each part of a step, so that neither has to be told alone; in the legend's order."""
 
 _TERMS = {EXPOSED: "Exposed", REST: "Only device 0 works"}
+OVERLAP_UNKNOWN = "Whether overlap saves time is not known in this run."
 _MAX_BARS = 10
 _MIN_VISIBLE = 0.004
 """Least share of the longest bar; a narrower part is thinner than the outline."""
@@ -98,7 +99,7 @@ def draw_breakdown(workload: WorkloadCases, comparisons: Sequence[Comparison], *
     """
     # A step of several micro-batches is as many times as long, and would flatten all others.
     once = [case for case in workload.cases if (case.get_number("accumulate") or 1) == 1]
-    cases = select_unshared(once or workload.cases)
+    cases = [case for case in select_unshared(once or workload.cases) if not case.is_stand_in]
     ddp = {case.case_id for case in cases if case.mode == "ddp"}
     shown = {case.case_id for case in select_mode(cases, "ddp")}
     shown |= {
@@ -182,7 +183,7 @@ def _remove_overlap(bar: Bar) -> Bar | None:
     factor = local.estimate / (bar.total_ms - bar.parts.get(EXPOSED, 0.0))
     parts = {name: ms * factor for name, ms in bar.parts.items()} | {ALONE: alone.estimate}
     in_order = {name: parts[name] for name in _LOOKS if name in parts and name != EXPOSED}
-    return Bar(bar.case, in_order, ", without overlap")
+    return Bar(bar.case, in_order, ", without overlap (computed)")
 
 
 def compute_bar_height(num_bars: int, num_labels: int) -> int:
@@ -219,6 +220,8 @@ def _draw_bar(
             continue
         written = format_quantity(ms, "ms", 2)
         named = {"gid": make_tag(f"{of} · {name} {written}", name)}
+        if ms <= per_pt * (_CHARACTER_PT * len(written) + 6):
+            written = written.removesuffix(" ms")  # which the axis says
         where = {"y": place, "width": ms, "left": left, "height": _BAR_PT / _BAR_ROW_PT, **named}
         axes.barh(**where, **_fill(name))
         axes.barh(**where, color="none", edgecolor=INK, linewidth=0.7)
@@ -247,8 +250,10 @@ def _write_caption(bar: Bar, without: Bar | None) -> str:
     said = f" Only device 0 works during {alone} of it." if alone else ""
     written = format_interval(exposed, "ms") or format_quantity(ms, "ms", 2)
     if without:
-        saved = 1 - bar.total_ms / without.total_ms
+        saved, hidden = 1 - bar.total_ms / without.total_ms, bar.case.hidden_pct
         how = "shorter" if saved > 0 else "longer, by contention, waiting and copies"
-        said += f" Without overlap it would take {without.whole}: "
-        said += f"the measured step is {format_percent(abs(saved))} {how}."
+        found = f"Without overlap it would take {without.whole}: "
+        found += f"the measured step is {format_percent(abs(saved))} {how}."
+        is_known = not below and hidden is not None and hidden.is_clear_of(0.0)
+        said += f" {found if is_known else OVERLAP_UNKNOWN}"
     return f"{label_case(bar.case)}: {name} {written}, {share}.{said}"

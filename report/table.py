@@ -101,11 +101,17 @@ class CaseColumn(NamedTuple):
 
 
 def make_table(
-    title: str, note: str, cases: Iterable[CaseResult], columns: Sequence[CaseColumn], *, best: str = ""
+    title: str,
+    note: str,
+    cases: Iterable[CaseResult],
+    columns: Sequence[CaseColumn],
+    *,
+    best: str = "",
+    below: tuple[str, ...] = (),
 ) -> Table | None:
     """Make a table without rows and columns that are blank but for names; None when nothing is left.
 
-    `best` is the id of the case that stands out.
+    `best` is the id of the case that stands out; lines stand `below` the table.
     """
     values = [i for i, column in enumerate(columns) if column not in (*NAME, *NAME_IN_PARTS)]
     found = [(case, tuple(column.cell(case) for column in columns)) for case in cases]
@@ -118,6 +124,7 @@ def make_table(
         note,
         tuple(columns[i].heading for i in kept),
         tuple(tuple(row[i] for i in kept) for _, row in found),
+        below=below,
         names=tuple(label_case(case) for case, _ in found),
         best=next((i for i, (case, _) in enumerate(found) if case.case_id == best), None),
     )

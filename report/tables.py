@@ -28,6 +28,10 @@ from .table import (
 SAVINGS = Heading("Per step"), Heading("Where it goes", "long"), Heading("Try", "long")
 """Columns of what would save time."""
 
+COMPARE_RATIOS = (
+    "Compare cases by speed-up: a slow round slows all cases alike, which cancels in ratios but not in rates."
+)
+
 _DROPPED = 4, 0, 1, 3, 2, 5, 6, 7, 8
 """Order in which a narrow terminal leaves out columns of the results, the highest first, 0 never."""
 
@@ -63,9 +67,12 @@ def tabulate_savings(savings: Sequence[Saving], note: str = "") -> Table | None:
     return Table("What would save time", note, SAVINGS, tuple(rows)) if rows else None
 
 
-def tabulate_results(cases: Sequence[CaseResult], best: str = "") -> list[Table | None]:
-    """Tabulate the measured cases that can be compared, then the others; `best` is the id of the fastest."""
-    every = add_workload_names(group_workloads(cases))
+def tabulate_results(
+    cases: Sequence[CaseResult], best: str = "", why_best: str = ""
+) -> list[Table | None]:
+    """Tabulate the measured cases that can be compared, then the others; `best` is the id of one with a star."""
+    workloads = group_workloads(cases)
+    every = add_workload_names(workloads)
     own = [case for case in select_unshared(every) if not case.is_stand_in] or every
     own_ids = {case.case_id for case in own}
     others = [case for case in every if case.case_id not in own_ids]
@@ -77,8 +84,13 @@ def tabulate_results(cases: Sequence[CaseResult], best: str = "") -> list[Table 
     why = make_text_column(
         "Why", lambda case: "devices are shared" if case.oversubscribed else "emulated on CPU cores", "short"
     )
+    mode, *parts = NAME_IN_PARTS
+    starred = mode._replace(cell=lambda case: f"{mode.cell(case)}{' ★' * (case.case_id == best)}")
+    below = (f"★ {why_best}.",) if best else ()
+    if len(workloads) == 1 and sum(case.is_ranked and case.speedup is not None for case in own) > 1:
+        below += (COMPARE_RATIOS,)
     return [
-        make_table("Results", "", own, (*NAME_IN_PARTS, step, rate, *ratios), best=best),
+        make_table("Results", "", own, (starred, *parts, step, rate, *ratios), best=best, below=below),
         make_table("Also run, not comparable", "", others, (*NAME_IN_PARTS, step, rate, why)),
     ]
 

@@ -132,7 +132,7 @@ def read_across(axes: Any, label: str) -> None:
     """Name what is drawn to the right, with a grid to read it by and no other."""
     axes.grid(visible=False)
     axes.grid(visible=True, axis="x", color=GRID)
-    axes.set_xlabel(drop_unprintable(label))
+    axes.set_xlabel("\n".join(map(drop_unprintable, label.split("\n"))))
 
 
 def draw_legend(canvas: Any, handles: Sequence[Any], **how: Any) -> None:
