@@ -123,7 +123,9 @@ def make_table(
         title,
         note,
         tuple(columns[i].heading for i in kept),
-        tuple(tuple(row[i] for i in kept) for _, row in found),
+        tuple(
+            (f"{row[0]}{' ★' * (case.case_id == best)}", *(row[i] for i in kept[1:])) for case, row in found
+        ),
         below=below,
         names=tuple(label_case(case) for case, _ in found),
         best=next((i for i, (case, _) in enumerate(found) if case.case_id == best), None),

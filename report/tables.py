@@ -29,7 +29,7 @@ SAVINGS = Heading("Per step"), Heading("Where it goes", "long"), Heading("Try", 
 """Columns of what would save time."""
 
 COMPARE_RATIOS = (
-    "Compare cases by speed-up: a slow round slows all cases alike, which cancels in ratios but not in rates."
+    "Compare cases by speed-up: a round that is slow for all cases cancels in ratios, not in rates."
 )
 
 _DROPPED = 4, 0, 1, 3, 2, 5, 6, 7, 8
@@ -67,10 +67,8 @@ def tabulate_savings(savings: Sequence[Saving], note: str = "") -> Table | None:
     return Table("What would save time", note, SAVINGS, tuple(rows)) if rows else None
 
 
-def tabulate_results(
-    cases: Sequence[CaseResult], best: str = "", why_best: str = ""
-) -> list[Table | None]:
-    """Tabulate the measured cases that can be compared, then the others; `best` is the id of one with a star."""
+def tabulate_results(cases: Sequence[CaseResult], best: str = "", why_best: str = "") -> list[Table | None]:
+    """Tabulate the measured cases that can be compared, then the others; `best` is the id of a star's."""
     workloads = group_workloads(cases)
     every = add_workload_names(workloads)
     own = [case for case in select_unshared(every) if not case.is_stand_in] or every
@@ -84,13 +82,11 @@ def tabulate_results(
     why = make_text_column(
         "Why", lambda case: "devices are shared" if case.oversubscribed else "emulated on CPU cores", "short"
     )
-    mode, *parts = NAME_IN_PARTS
-    starred = mode._replace(cell=lambda case: f"{mode.cell(case)}{' ★' * (case.case_id == best)}")
     below = (f"★ {why_best}.",) if best else ()
     if len(workloads) == 1 and sum(case.is_ranked and case.speedup is not None for case in own) > 1:
         below += (COMPARE_RATIOS,)
     return [
-        make_table("Results", "", own, (starred, *parts, step, rate, *ratios), best=best, below=below),
+        make_table("Results", "", own, (*NAME_IN_PARTS, step, rate, *ratios), best=best, below=below),
         make_table("Also run, not comparable", "", others, (*NAME_IN_PARTS, step, rate, why)),
     ]
 

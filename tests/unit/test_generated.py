@@ -21,6 +21,7 @@ from ddp_bench.bench.page import terminal
 from ddp_bench.bench.page.render import render_html
 from ddp_bench.bench.results.comparisons import FASTER, OPEN_ANSWERS, TOO_FEW, UNRESOLVED, find_default
 from ddp_bench.bench.results.published import list_scalings
+from ddp_bench.report.page import choose_best
 
 NUMBER = r"-?[\d,]*\.?\d+"
 INTERVAL = re.compile(rf"({NUMBER})[^\s\d(]? \(({NUMBER})(?:\N{{EN DASH}}| to )({NUMBER})\)")
@@ -143,14 +144,22 @@ def best(made):
         if gain and value(gain[1]) > 100 * (made.run.manifest.margin + 0.001) * 1.1:
             yield f"equal at {made.run.manifest.margin}: {one.text}"
     for table in made.page.tables:
-        if table.best is not None:
+        if table.best is None:
+            continue
+        starred, why = choose_best(made.conclusion)
+        settings = {v: {one.reference_id for one in v.comparisons} for v in asked(made.conclusion, CAP)}
+        if any(v.is_open and starred in references for v, references in settings.items()):
+            yield f"{starred} has a star, and is open"
+        if why == "recommended":
             named = {one.faster_id for one in made.conclusion.verdicts}
             own = {c.case_id: "one device" if c.mode == "single" else c.case_id for c in by_id.values()}
             rates = {
                 i: by_id[i].images_per_s.estimate for i in by_id if own[i] in named and by_id[i].images_per_s
             }
-            if made.conclusion.fastest_id != max(rates, key=rates.__getitem__):
-                yield f"{made.conclusion.fastest_id} is not the fastest of {rates}"
+            if starred != max(rates, key=rates.__getitem__):
+                yield f"{starred} is not the fastest of {rates}"
+        elif not any(starred == v.faster_id or {starred} == refs for v, refs in settings.items()):
+            yield f"{starred} is not what the answer about settings names"
 
 
 def ends(made):

@@ -1,5 +1,6 @@
 """Figures: what their marks and bars are, that every drawing is whole. Words are recorded."""
 
+import math
 import re
 from dataclasses import replace
 from xml.etree import ElementTree as ET
@@ -22,7 +23,7 @@ from ddp_bench.bench.page.render import render_html
 from ddp_bench.bench.results.comparisons import Comparison
 from ddp_bench.bench.stats.interval import Interval
 from ddp_bench.report.cases import group_workloads
-from ddp_bench.report.charts import draw_drift, draw_scaling
+from ddp_bench.report.charts import draw_against_default, draw_drift, draw_scaling
 from ddp_bench.report.page import make_page
 from ddp_bench.report.step import REST, draw_breakdown, get_step_parts
 
@@ -148,22 +149,96 @@ def test_a_setting_is_drawn_only_where_its_step_is_known_to_differ():
         for row in (faster, slower, unknown)
     ]
     shown = figure(cases, comparisons)
-    drawn = ("default", "default, without overlap", "25 MiB", "1 MiB")
+    drawn = ("default", "default, without overlap (computed)", "25 MiB", "1 MiB")
     assert labels(shown) == [f"DDP, 2 GPUs, cap {cap}" for cap in drawn]
     assert "not known to differ" in shown.note
 
 
 @pytest.mark.parametrize(
-    ("alone_ms", "whole", "change"), [(40.0, "120 ms", "17% shorter"), (10.0, "90.0 ms", "11% longer, by")]
+    ("alone_ms", "hidden_pct", "whole", "change"),
+    [(40.0, 50.0, "120 ms", "17% shorter"), (10.0, -100.0, "90.0 ms", "11% longer, by")],
 )
-def test_a_step_without_overlap_is_that_under_no_sync_and_communication_by_itself(alone_ms, whole, change):
+def test_a_step_without_overlap_is_that_under_no_sync_and_communication_by_itself(
+    alone_ms, hidden_pct, whole, change
+):
     """As figure 6 of the DDP paper: the measured step takes 100 ms, that under no_sync 80 ms."""
-    row = communicating(2, 200.0) | measured(comm_ms=alone_ms)
+    hidden = {"hidden_pct": hidden_pct, "hidden_pct_low": hidden_pct - 1, "hidden_pct_high": hidden_pct + 1}
+    row = communicating(2, 200.0) | measured(comm_ms=alone_ms) | hidden
     shown = figure([row])
     written = [text.get_text() for text in canvas_of(shown).axes[0].texts]
-    assert f"DDP, 2 GPUs, cap default, without overlap: {whole}" in written
+    assert f"DDP, 2 GPUs, cap default, without overlap (computed): {whole}" in written
     assert f"Without overlap it would take {whole}: the measured step is {change}" in shown.caption
     assert "is computed: the step under no_sync plus communication by itself" in shown.note
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"hidden_pct_low": -10.0, "hidden_pct_high": 60.0},
+        {"hidden_pct_low": math.nan, "hidden_pct_high": math.nan},
+        {"exposed_comm_ms": 1.0, "exposed_comm_ms_low": -3.0, "exposed_comm_ms_high": 5.0},
+    ],
+    ids=["overlap unclear", "too few rounds", "below the noise"],
+)
+def test_no_cause_is_named_where_it_is_not_known_what_overlap_saves(more):
+    caption = figure([communicating(2, 200.0) | more]).caption
+    assert "Whether overlap saves time is not known in this run." in caption
+    assert "ithout overlap" not in caption
+
+
+def test_a_step_shows_no_emulated_dp_beside_ddp():
+    rows = [
+        case("dp", 2, 150.0, dp_apply_ms=25.0, dp_backward_ms=58.0, step_ms=90.0),
+        communicating(2, 200.0),
+    ]
+    on_gpus, on_cores = (figure([row | {"device_type": kind} for row in rows]) for kind in ("cuda", "cpu"))
+    assert labels(on_gpus)[0] == "DP, 2 GPUs"
+    assert all(name.startswith("DDP, ") for name in labels(on_cores))
+
+
+def test_parts_of_a_bar_too_narrow_for_a_unit_have_their_number():
+    row = case(
+        "single", 1, 100.0, **measured(forward_ms=86.0, optimizer_ms=14.0, backward_ms=100.0, step_ms=200.0)
+    )
+    assert {"86 ms", "100 ms", "14"} <= {text.get_text() for text in canvas_of(figure([row])).axes[0].texts}
+
+
+def against_default(*bounds):
+    caps = [case("ddp", 2, 180.0, bucket_cap_mb=str(cap)) for cap in range(1, 1 + len(bounds))]
+    by = [
+        Comparison(cap["case_id"], DDP["case_id"], Interval((low * high) ** 0.5, low, high), 0.05, 20)
+        for cap, (low, high) in zip(caps, bounds, strict=True)
+    ]
+    return draw_against_default(group_workloads(run([SINGLE, DDP, *caps]).results)[0], by, key="k")
+
+
+@pytest.mark.parametrize(
+    ("bounds", "said"),
+    [
+        ([(0.98, 1.02), (0.9, 1.04)], "no other cap is known to be faster or slower than DDP's default."),
+        ([(1.01, 1.03), (0.97, 0.99)], "no other cap is known to be faster or slower than DDP's default."),
+        (
+            [(0.98, 1.02), (0.7, 0.72)],
+            "no other cap is known to be faster than DDP's default. DDP, cap 2 MiB is",
+        ),
+        ([(1.1, 1.2), (0.7, 0.72)], "DDP, cap 1 MiB is 1.15"),
+        ([(math.nan, math.nan)], "there are too few rounds to compare."),
+    ],
+)
+def test_a_caption_names_a_cap_only_where_it_is_known_to_differ_and_the_axis_says_the_band(bounds, said):
+    shown = against_default(*bounds)
+    assert shown.caption.removeprefix("On 2 GPUs ").startswith(said)
+    assert canvas_of(shown).axes[0].get_xlabel().endswith("\nshaded: within 5%, counts as equal")
+
+
+def test_a_setting_that_is_faster_is_drawn_beside_the_default():
+    faster = case("ddp", 2, 190.0, bucket_cap_mb="1")
+    workload = group_workloads(run([SINGLE, DDP, faster]).results)[0]
+    assert "DDP, cap 1 MiB" not in drawn(draw_scaling(workload, key="k"))
+    found = draw_scaling(workload, {faster["case_id"], DDP["case_id"]}, key="k")
+    assert [(mark.x, mark.y) for mark in drawn(found)["DDP, cap 1 MiB"]] == [(2, 1.9)]
+    assert [mark.x for mark in drawn(found)["DDP"]] == [2]
+    assert "DDP, cap 1 MiB 1.9" in found.caption
 
 
 @pytest.mark.parametrize("missing", ["comm_ms", "no_sync_step_ms", "hidden_pct", "backward_ms"])

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from finding_cases import DDP, DP, ENDS, SINGLE, concluded, over
+from finding_cases import CAP_1, CPU, DDP, DP, ENDS, SINGLE, concluded, made_run, over
 from made import made_manifest
 from report_runs import Drawn, case, communicating, dashed, drawn, measured, paper_like, run
 from rich.cells import cell_len
@@ -20,7 +20,7 @@ from ddp_bench.bench.findings.wording import label_case
 from ddp_bench.bench.machine.manifest import Manifest
 from ddp_bench.bench.page import terminal
 from ddp_bench.bench.page.page import Link
-from ddp_bench.bench.page.render import add_definitions
+from ddp_bench.bench.page.render import add_definitions, render_html
 from ddp_bench.bench.results.case_result import get_text, read_case_results
 from ddp_bench.bench.results.run_folder import name_failure_file
 from ddp_bench.report import page as run_page
@@ -47,6 +47,47 @@ def test_status_says_that_nothing_compares_and_that_a_run_was_interrupted():
     )
     interrupted = made_manifest(timing={"stopped_because": "interrupted"})
     assert describe_status(interrupted, cases, []).startswith("Interrupted, nothing to compare · ")
+
+
+def test_status_tells_cases_that_run_from_those_that_can_be_compared():
+    """Their number is that of the rows of the first table."""
+    cases = [SINGLE, DP, DDP, case("ddp", 4, 240.0, oversubscribed=True), case("dp", 1, status="skipped")]
+    found = run([one | CPU for one in cases]).results
+    assert "4 of 5 cases measured, 2 comparable · 1 skipped" in describe_status(made_manifest(), found, [])
+    assert len(tabulate_results(found)[0].rows) == 2
+
+
+SLOW, SLOW_1 = case("ddp", 2, 80.0), case("ddp", 2, 95.0, bucket_cap_mb="1")
+AS_FAST_1 = SLOW_1 | {"speedup_low": 0.9, "speedup_high": 1.02}
+
+
+@pytest.mark.parametrize(
+    ("cases", "ratio", "row", "why"),
+    [
+        ((SINGLE, DDP, CAP_1), "equal", 1, "recommended"),
+        ((SINGLE, DDP, CAP_1 | {"images_per_s": 190.0}), "faster", 2, "recommended"),
+        ((SINGLE, DDP, CAP_1), "open", None, ""),
+        ((SINGLE, DDP, CAP_1), "too few", None, ""),
+        ((SINGLE, SLOW, AS_FAST_1), "faster", 2, "best DDP setting"),
+        ((SINGLE, SLOW, SLOW_1), "faster", 0, "recommended"),
+        ((SINGLE, SLOW, AS_FAST_1), "open", None, ""),
+    ],
+)
+def test_a_star_stands_only_where_an_answer_recommends_the_row(cases, ratio, row, why, capsys):
+    few = {"num_rounds": 4} if ratio == "too few" else {}
+    page = make_page(made_run(cases, (over(cases[2], cases[1], *ENDS[ratio], **few),)))
+    results = page.tables[0]
+    assert results.best == row
+    assert [i for i, cells in enumerate(results.rows) if "★" in cells[0]] == [row] * (row is not None)
+    assert [line for line in results.below if "★" in line] == [f"★ {why}."] * (row is not None)
+    terminal.print_page(page)
+    assert capsys.readouterr().out.count("★") == 2 * (row is not None)
+
+
+def test_a_run_has_one_command_on_its_page():
+    typed = "python -m bench.run --modes ddp --gpus 2 --out results/here"
+    html = render_html(make_page(run([SINGLE, DDP], {"command": typed})))
+    assert re.sub("<[^>]+>", "", html).count("--modes ddp") == 1
 
 
 @pytest.mark.parametrize(
