@@ -138,20 +138,18 @@ def draw_against_default(
         return None
     ratios.sort(key=lambda one: -one.estimate)
     margin = comparisons[0].margin
-    band = make_equal_band(margin)
     here = label_settings(default)
     count, first, last = format_count(default.num_devices, workload.device), ratios[0], ratios[-1]
     only_caps = all(case.list_changed(default).keys() == {"bucket_cap_mb"} for case in others)
     none = f"no other {'cap' if only_caps else 'case'} is known to be faster"
-    if first.low > 1 and first.high > band[1]:
+    compared = f"{none} or slower than DDP's default."
+    if first.low > 1 and first.high > 1 + margin:
         compared = f"{first.name} is {first.written} as fast as DDP's default."
-    elif last.high < 1 and last.low < band[0]:
+    elif last.high < 1 and last.low < 1 / (1 + margin):
         compared = f"{none} than DDP's default. {last.name} is {last.written} as fast."
-    else:
-        compared = f"{none} or slower than DDP's default."
     return draw_forest(
         ratios,
-        band,
+        make_equal_band(margin),
         key=f"{key}-forest",
         title="Against DDP's default",
         caption=f"On {count} "
@@ -159,8 +157,7 @@ def draw_against_default(
         note="Right of the line is faster; a bar within the shaded band counts as equal, by the margin of "
         f"{100 * margin:g}%." + ("" if here == "cap default" else f" Default here: {here or 'defaults'}."),
         terms=("Against DDP's default", "Cap"),
-        x_label=f"throughput over DDP's default on {count}\n"
-        f"shaded: within {100 * margin:g}%, counts as equal",
+        x_label=f"throughput over DDP's default on {count}\nshaded: within {100 * margin:g}%, counts as equal",
     )
 
 

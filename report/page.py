@@ -105,20 +105,14 @@ def make_page(
     figures += charts.draw_over_batch_sizes(cases)
     shown = [add_rates(case, manifest) for case in add_workload_names(measured)]
     results = tables.tabulate_results(cases, *choose_best(conclusion))
-    answers = make_cards(conclusion.verdicts)
     others = tables.make_tables(shown, files.traces, comparisons)
     failed, places = tables.tabulate_unmeasured(cases, files.failures), conditions.tabulate_ranks(manifest)
     late = tables.tabulate_late_ranks(find_late_buckets(run, find_default(select_headline(cases))))
     folds = (
         Section("more", "Rounds over time", figures=rounds),
-        Section(
-            "all-tables", "More tables", tables=[one for one in (*others, late, places) if one is not None]
-        ),
+        Section("all-tables", "More tables", tables=[*filter(None, (*others, late, places))]),
     )
-    sections = (
-        make_forms_section(measured),
-        make_prediction_section(run, predictions) if predictions else None,
-    )
+    predicted = make_prediction_section(run, predictions) if predictions else None
     return Page(
         title=title,
         heading=conditions.write_heading(cases) or title,
@@ -127,7 +121,7 @@ def make_page(
         setup=setup,
         command=write_repeat_command(manifest),
         warnings=conditions.list_warnings(manifest, cases),
-        cards=answers,
+        cards=make_cards(conclusion.verdicts),
         following=conclusion.next_step,
         savings=tables.tabulate_savings(step.savings, escape_controls(step.consists_of)) if step else None,
         cautions=[(caution.kind, caution.sentence) for caution in conclusion.cautions],
@@ -136,7 +130,7 @@ def make_page(
         intervals="95% intervals" if shown else "",
         are_bars=True,
         figures=figures,
-        sections=[section for section in sections if section is not None],
+        sections=[*filter(None, (make_forms_section(measured), predicted))],
         tables=[table for table in (*results, failed) if table is not None],
         folds=[fold for fold in folds if fold.figures or fold.tables],
         files=files.tables,
@@ -153,8 +147,8 @@ def choose_best(conclusion: Conclusion) -> tuple[str, str]:
     if conclusion.fastest_id not in {"", *references}:
         return conclusion.fastest_id, "recommended"
     known = {one.faster_id or one.comparisons[0].reference_id for one in settings if not one.is_open}
-    ddp = known & {case.case_id for case in conclusion.cases if case.mode == "ddp"}
-    return (*ddp, "best DDP setting") if len(settings) == len(ddp) == 1 else ("", "")
+    ddp = [case.case_id for case in conclusion.cases if case.mode == "ddp" and case.case_id in known]
+    return (ddp[0], "best DDP setting") if len(settings) == len(ddp) == 1 else ("", "")
 
 
 def make_cards(verdicts: Iterable[Verdict]) -> list[Card]:

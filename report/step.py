@@ -65,7 +65,6 @@ _LOOKS: dict[str, tuple[str, str]] = {
 """Colour and hatch of each part of a step, so that neither has to be told alone; in the legend's order."""
 
 _TERMS = {EXPOSED: "Exposed", REST: "Only device 0 works"}
-OVERLAP_UNKNOWN = "Whether overlap saves time is not known in this run."
 _MAX_BARS = 10
 _MIN_VISIBLE = 0.004
 """Least share of the longest bar; a narrower part is thinner than the outline."""
@@ -249,11 +248,12 @@ def _write_caption(bar: Bar, without: Bar | None) -> str:
         share = "too few rounds to tell"
     said = f" Only device 0 works during {alone} of it." if alone else ""
     written = format_interval(exposed, "ms") or format_quantity(ms, "ms", 2)
-    if without:
-        saved, hidden = 1 - bar.total_ms / without.total_ms, bar.case.hidden_pct
+    hidden = bar.case.hidden_pct
+    if without and (below or hidden is None or not hidden.is_clear_of(0.0)):
+        said += " Whether overlap saves time is not known in this run."
+    elif without:
+        saved = 1 - bar.total_ms / without.total_ms
         how = "shorter" if saved > 0 else "longer, by contention, waiting and copies"
-        found = f"Without overlap it would take {without.whole}: "
-        found += f"the measured step is {format_percent(abs(saved))} {how}."
-        is_known = not below and hidden is not None and hidden.is_clear_of(0.0)
-        said += f" {found if is_known else OVERLAP_UNKNOWN}"
+        said += f" Without overlap it would take {without.whole}: "
+        said += f"the measured step is {format_percent(abs(saved))} {how}."
     return f"{label_case(bar.case)}: {name} {written}, {share}.{said}"

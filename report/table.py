@@ -101,17 +101,11 @@ class CaseColumn(NamedTuple):
 
 
 def make_table(
-    title: str,
-    note: str,
-    cases: Iterable[CaseResult],
-    columns: Sequence[CaseColumn],
-    *,
-    best: str = "",
-    below: tuple[str, ...] = (),
+    title: str, note: str, cases: Iterable[CaseResult], columns: Sequence[CaseColumn], *, best: str = ""
 ) -> Table | None:
     """Make a table without rows and columns that are blank but for names; None when nothing is left.
 
-    `best` is the id of the case that stands out; lines stand `below` the table.
+    `best` is the id of the case that stands out, by a star.
     """
     values = [i for i, column in enumerate(columns) if column not in (*NAME, *NAME_IN_PARTS)]
     found = [(case, tuple(column.cell(case) for column in columns)) for case in cases]
@@ -123,10 +117,7 @@ def make_table(
         title,
         note,
         tuple(columns[i].heading for i in kept),
-        tuple(
-            (f"{row[0]}{' ★' * (case.case_id == best)}", *(row[i] for i in kept[1:])) for case, row in found
-        ),
-        below=below,
+        tuple((f"{row[0]}{' ★' * (c.case_id == best)}", *(row[i] for i in kept[1:])) for c, row in found),
         names=tuple(label_case(case) for case, _ in found),
         best=next((i for i, (case, _) in enumerate(found) if case.case_id == best), None),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ..bench.common.numbers import MIB, TIMES, format_interval, format_number
 from ..bench.findings.late_ranks import LateBucket
@@ -27,10 +28,6 @@ from .table import (
 
 SAVINGS = Heading("Per step"), Heading("Where it goes", "long"), Heading("Try", "long")
 """Columns of what would save time."""
-
-COMPARE_RATIOS = (
-    "Compare cases by speed-up: a round that is slow for all cases cancels in ratios, not in rates."
-)
 
 _DROPPED = 4, 0, 1, 3, 2, 5, 6, 7, 8
 """Order in which a narrow terminal leaves out columns of the results, the highest first, 0 never."""
@@ -69,8 +66,7 @@ def tabulate_savings(savings: Sequence[Saving], note: str = "") -> Table | None:
 
 def tabulate_results(cases: Sequence[CaseResult], best: str = "", why_best: str = "") -> list[Table | None]:
     """Tabulate the measured cases that can be compared, then the others; `best` is the id of a star's."""
-    workloads = group_workloads(cases)
-    every = add_workload_names(workloads)
+    every = add_workload_names(workloads := group_workloads(cases))
     own = [case for case in select_unshared(every) if not case.is_stand_in] or every
     own_ids = {case.case_id for case in own}
     others = [case for case in every if case.case_id not in own_ids]
@@ -82,11 +78,12 @@ def tabulate_results(cases: Sequence[CaseResult], best: str = "", why_best: str 
     why = make_text_column(
         "Why", lambda case: "devices are shared" if case.oversubscribed else "emulated on CPU cores", "short"
     )
-    below = (f"★ {why_best}.",) if best else ()
-    if len(workloads) == 1 and sum(case.is_ranked and case.speedup is not None for case in own) > 1:
-        below += (COMPARE_RATIOS,)
+    results = make_table("Results", "", own, (*NAME_IN_PARTS, step, rate, *ratios), best=best)
+    can_compare = len(workloads) == 1 and sum(case.is_ranked and case.speedup is not None for case in own) > 1
+    advice = "Compare cases by speed-up: a round that is slow for all cases cancels in ratios, not in rates."
+    below = (*([f"★ {why_best}."] if best else []), *([advice] if can_compare else []))
     return [
-        make_table("Results", "", own, (*NAME_IN_PARTS, step, rate, *ratios), best=best, below=below),
+        results and replace(results, below=below),
         make_table("Also run, not comparable", "", others, (*NAME_IN_PARTS, step, rate, why)),
     ]
 

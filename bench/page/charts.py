@@ -178,12 +178,8 @@ def draw_forest(
         axes.xaxis.set_major_formatter(lambda x, _: ticks(x))
 
     rows_pt = 34 if any(len(lines) > 1 for lines in names) else 24
-    return Figure(
-        note=f"{note}{of_many}",
-        height_pt=62 + 14 * x_label.count("\n") + rows_pt * len(shown),
-        draw=draw,
-        **words,
-    )
+    height_pt = 62 + 14 * x_label.count("\n") + rows_pt * len(shown)
+    return Figure(note=f"{note}{of_many}", height_pt=height_pt, draw=draw, **words)
 
 
 def _break_name(name: str) -> list[str]:

@@ -69,7 +69,6 @@ def _make_environment(*, html: bool) -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"options": _split_options, "css": _quote_css, "unbroken": _keep_unbroken}
-    environment.filters["brief"] = _shorten
     environment.filters |= {"md": escaped, "md_cell": _format_markdown_cell, "svg": drawing.render_svg}
     return environment
 
@@ -77,12 +76,6 @@ def _make_environment(*, html: bool) -> Environment:
 def _split_options(command: str) -> list[str]:
     """Split a command before its options, where a line may break."""
     return re.split(r" (?=--)", command)
-
-
-def _shorten(worth: str) -> str:
-    """Keep the first sentence, and a caution."""
-    first, *others = worth.removesuffix(".").split(". ")
-    return ". ".join([first, *(one for one in others if one.startswith("Caution"))]) + "."
 
 
 def _keep_unbroken(shown: str) -> str:
