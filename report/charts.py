@@ -157,7 +157,7 @@ def draw_against_default(
         note="Right of the line is faster; a bar within the shaded band counts as equal, by the margin of "
         f"{100 * margin:g}%." + ("" if here == "cap default" else f" Default here: {here or 'defaults'}."),
         terms=("Against DDP's default", "Cap"),
-        x_label=f"throughput over DDP's default on {count}\nshaded: within {100 * margin:g}%, counts as equal",
+        x_label=f"throughput over DDP's default on {count}\nshaded: within {100 * margin:g}% counts as equal",
     )
 
 

@@ -228,7 +228,7 @@ def against_default(*bounds):
 def test_a_caption_names_a_cap_only_where_it_is_known_to_differ_and_the_axis_says_the_band(bounds, said):
     shown = against_default(*bounds)
     assert shown.caption.removeprefix("On 2 GPUs ").startswith(said)
-    assert canvas_of(shown).axes[0].get_xlabel().endswith("\nshaded: within 5%, counts as equal")
+    assert canvas_of(shown).axes[0].get_xlabel().endswith("\nshaded: within 5% counts as equal")
 
 
 def test_a_setting_that_is_faster_is_drawn_beside_the_default():
