@@ -119,10 +119,7 @@ def test_buffers_and_loaders_cost_what_ranks_wait_for_them_largest_first(tmp_pat
     share = "54.0 ms, 27% of each step."
     assert found.headline == f"Waiting for a DataLoader with 0 workers on each rank takes {share}"
     assert "a step would take 146 ms instead of 200 ms" in found.costs[0].remedy
-    assert (
-        found.advice
-        == f"Try num_workers=2 in DataLoader ({NAME}); then watch again and compare (COMMAND starts your training):"
-    )
+    assert found.advice.startswith(f"Try num_workers=2 in DataLoader ({NAME}); then watch again and compare ")
 
 
 def test_what_is_seen_but_not_measured_is_told_apart_with_what_to_change(tmp_path):
