@@ -270,6 +270,6 @@ def explain_ddp_step(
     ]
     saved = estimate_total({step: 1.0, (faster.faster_id, "timed"): -1.0}) if faster else None
     if faster and saved and saved.low > 0 and saved.estimate > MIN_SHARE * ddp.step_ms.estimate:
-        savings.append(Saving(saved, "DDP's default settings", f"{faster.paste}, measured"))
+        savings.append(Saving(saved, "DDP's default settings", f"{faster.paste} (measured)"))
     savings.sort(key=lambda one: -one.ms.estimate)
     return StepExplanation(f"{whole}.", tuple(savings))
