@@ -79,6 +79,8 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
+        # `--threshold -5%` is a value that is refused in words, not an option.
+        self._negative_number_matcher = re.compile(r"-[.\d].*")
         every = "every option" if common else argparse.SUPPRESS
         self.add_argument("--help-all", action=WholeHelp, nargs=0, default=argparse.SUPPRESS, help=every)
 

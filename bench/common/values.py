@@ -99,5 +99,5 @@ def parse_fraction(text: str) -> float:
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(%?)", text)
     value = float(match[1]) / (100 if match[2] else 1) if match else -1.0
     if not 0 < value < 1:
-        raise UsageError(f"{text!r} is not a share between 0 and 1; write it as 2% or 0.02")
+        raise UsageError(f"{text!r} is not a share above 0% and below 100%; write it as 2% or 0.02")
     return value

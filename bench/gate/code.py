@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from msgspec import structs
@@ -24,6 +25,8 @@ class Code:
     interleaved: bool
     environments: tuple[Mapping[str, str], ...] = ()
     """Variables that the gate set for baseline and candidate alone."""
+    paths: tuple[Path, ...] = (Path(), Path())
+    """Results folders, which tell two watched trainings apart."""
 
     @property
     def is_identical(self) -> bool | None:
@@ -42,12 +45,15 @@ class Code:
         return None if None in hashes else hashes[0] == hashes[1]
 
     def name_sides(self) -> str:
-        """Name both sides: `baseline mynet 1a2b3c4, torch 2.13.0 → candidate mynet 5d6e7f8, torch 2.14.1`."""
+        """Name both sides: `baseline mynet 1a2b3c4, torch 2.13.0 → candidate mynet 5d6e7f8, torch 2.14.1`.
+
+        Of a watched training the script and its folder: `baseline train.py in before, torch 2.14.1`.
+        """
         sides = {"baseline": self.baseline, "candidate": self.candidate}
         variables = self.environments or ({}, {})
         named = [
-            ", ".join((f"{name} {_name_code(side)}", *(f"{key}={value}" for key, value in own.items())))
-            for (name, side), own in zip(sides.items(), variables, strict=True)
+            ", ".join((f"{name} {_name_code(side, path)}", *(f"{key}={value}" for key, value in own.items())))
+            for (name, side), own, path in zip(sides.items(), variables, self.paths, strict=True)
         ]
         return " → ".join(named)
 
@@ -87,10 +93,12 @@ def _get_content_hash(manifest: Manifest) -> str | None:
     return manifest.workload.code_sha256 if manifest.workload else None
 
 
-def _name_code(side: Manifest) -> str:
+def _name_code(side: Manifest, path: Path) -> str:
     """Name what a run trained with, the user's code or ddp-bench's own models, the commit and torch."""
     code, state = side.workload, side.workload or side.git
     name = "ddp-bench" if code is None else code.repository if code.commit else code.file or code.spec
     changes = " with uncommitted changes" if state.dirty else ""
     torch = f", torch {side.versions['torch']}" if side.versions.get("torch") else ""
+    if side.watched:
+        return f"{side.watched.script or 'the training'} in {path}{torch}"
     return (f"{name} {state.commit[:7]}{changes}" if state.commit else f"{name}") + torch

@@ -114,6 +114,11 @@ class Gate:
         """Return whether time ended it between two looks."""
         return self.num_launches < max(self.looks, default=0) and self.num_launches not in self.looks
 
+    @property
+    def lacks_launches(self) -> bool:
+        """Return whether time ended it before its first look."""
+        return bool(self.looks) and self.num_launches < self.looks[0]
+
     def compute_resolvable_change(self, launches: int | None = None) -> float | None:
         """Return the change that every case can tell from none, a fraction; None while that is not known.
 
@@ -137,8 +142,13 @@ class Gate:
 def join(baseline: GateRun, candidate: GateRun) -> list[tuple[GateCase, GateCase | None]]:
     """Every measured case of the baseline and its counterpart: the same id, else the same swept settings.
 
-    Raises UsageError where one id names different settings.
+    Two watched trainings on as many ranks are each other's counterpart, whatever DDP's settings. Raises
+    UsageError where one id names different settings.
     """
+    if baseline.manifest.watched and candidate.manifest.watched:
+        ours, theirs = baseline.cases[0], candidate.cases[0]
+        is_same = ours.key[:2] == theirs.key[:2]  # mode and number of devices
+        return [(ours, theirs if is_same else None)]
     by_id = {case.result.case_id: case for case in candidate.cases}
     by_key = {(case.key, case.result.batch_name): case for case in candidate.cases}
     pairs = []
@@ -176,6 +186,9 @@ def compare(
     baseline measured nothing.
     """
     interleaved = bool(looks) or is_interleaved([baseline.manifest, candidate.manifest])
+    watched = baseline.manifest.watched and candidate.manifest.watched
+    if watched:  # Raced bucket caps follow the training itself, and are not compared.
+        baseline, candidate = (dataclasses.replace(run, cases=run.cases[:1]) for run in (baseline, candidate))
     joined = join(baseline, candidate)
     if not joined:
         raise UsageError(f"{baseline.path} has no case with status ok; it cannot be a baseline")
@@ -185,13 +198,15 @@ def compare(
         raise NotComparableError(
             f"no case is in both: the baseline has {_list_ids(baseline)}, the "
             f"candidate {_list_ids(candidate)}; "
-            + (f"{step.why}: {step.command}" if step else "watch the same training")
+            + (f"{step.why}: {step.command}" if step else "watch the same training on as many ranks")
         )
     both_ok = [(ours, theirs) for ours, theirs in pairs if theirs.result.is_ok]
     require_rounds(baseline, [ours for ours, _ in both_ok])
     require_rounds(candidate, [theirs for _, theirs in both_ok])
     differing = find_run_differences(baseline, candidate, pairs)
-    code = Code(baseline.manifest, candidate.manifest, interleaved=interleaved, environments=environments)
+    sides = baseline.manifest, candidate.manifest
+    paths = baseline.path, candidate.path
+    code = Code(*sides, interleaved=interleaved, environments=environments, paths=paths)
     blocked = "" if policy.ratios_only else _find_obstacle(pairs, differing, interleaved=interleaved)
     metrics = [metric for metric in GATED_METRICS.values() if not (policy.ratios_only and metric.absolute)]
     # A pass that one of them left out says nothing of its speed.
@@ -246,13 +261,16 @@ def compare(
         machine=machine,
         cautions=cautions,
     )
-    sides, step = (baseline.manifest, candidate.manifest), None
-    if gate.needs_more_launches:
-        at_once, launches = (
-            policy.divide_error(can_fail, compute_look_shares((), 0)),
-            num_launches * interleaved,
+    step = None
+    if gate.needs_more_launches and not watched:
+        step = propose_command(
+            sides,
+            gate.undecided,
+            errors=policy.divide_error(can_fail, compute_look_shares((), 0)),
+            launches=num_launches * interleaved,
+            lacking=looks[0] if gate.lacks_launches else 0,
+            asked=asked,
         )
-        step = propose_command(sides, gate.undecided, errors=at_once, launches=launches, asked=asked)
     elif blocked or (gate.decision.verdict == "missing" and lacks_cases and not interleaved):
         step = measure_alike(
             *sides, [*(d.name for d in gate.blocking), *(SWEPT_COLUMNS if lacks_cases else ())]
@@ -300,6 +318,8 @@ def _list_ids(run: GateRun) -> str:
 def _compute_badness(comparison: Change) -> tuple[int, float]:
     worse = 0.0
     if comparison.ratio is not None and comparison.column is not None:
-        change = comparison.ratio.estimate - 1
-        worse = 0.0 if math.isnan(change) else -change if comparison.column.higher_is_better else change
+        ratio, is_better = comparison.ratio, comparison.column.higher_is_better
+        end = ratio.low if is_better else ratio.high
+        change = (end if comparison.verdict == "undecided" else ratio.estimate) - 1
+        worse = 0.0 if math.isnan(change) else -change if is_better else change
     return VERDICTS.index(comparison.verdict), -worse

@@ -46,6 +46,11 @@ def _describe_reason(gate: Gate) -> str:
     # The rate names a case where it decides; comparisons are sorted, worst first.
     first = judged[0]
     worst = next((c for c in judged if (c.verdict, c.metric) == (first.verdict, "images_per_s")), first)
+    if gate.needs_more_launches and gate.lacks_launches:
+        launches = format_count(gate.num_launches, "launch")
+        return f"{launches} of each side, at least {gate.looks[0]} are needed ({describe_size(worst)})"
+    if gate.needs_more_launches and not worst.suspected:
+        return _describe_worst(worst)
     others = Counter(
         {c.case_id: c.verdict for c in reversed(deciding) if c.case_id != worst.case_id}.values()
     )
@@ -55,11 +60,12 @@ def _describe_reason(gate: Gate) -> str:
 
 def _describe_worst(worst: Change) -> str:
     """Hold a change against its limit, in words that follow from its verdict."""
-    limit = f"the {100 * (worst.threshold or 0):g}% limit"
+    share = f"{100 * (worst.threshold or 0):g}%"
+    limit = f"the {share} limit"
     if worst.suspected:
         return f"{describe_change(worst)}, but {worst.reason}"
     if worst.verdict == "undecided":
-        return f"{describe_size(worst)}: a regression beyond {limit} is neither confirmed nor ruled out"
+        return f"{describe_size(worst)}: a regression over {share} is possible"
     if worst.verdict == "no regression":
         return f"{describe_size(worst)}, within {limit}"
     return describe_change(worst) + (f", beyond {limit}" if worst.verdict == "regressed" else "")

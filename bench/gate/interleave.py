@@ -55,19 +55,16 @@ def measure_launches(
         console = Console(silent=quiet)
         stack.callback(console.hide_progress)
         checkouts, arguments, plan = stack.enter_context(check_out_sides(asked, console))
-        console.print_note(f"{get_message_prefix()}: expected time: {plan.describe_duration(asked)}")
+        _print_notes(console, *plan.describe_time(asked, time.monotonic() - begun_s))
         launched_s, longest_s, launches = time.monotonic(), 0.0, list[tuple[GateRun, GateRun]]()
         gate: Gate | None = None
         for done in range(looks[-1]):
             before_s = time.monotonic()
             if done and before_s - begun_s + longest_s > asked.max_time_s:
-                console.print_note(f"{get_message_prefix()}: --max-time has no room for launch {done + 1}")
+                _print_notes(console, f"--max-time has no room for launch {done + 1}")
                 break
-            until = next(look for look in looks if look > done)
-            most = f", at most {looks[-1]}" if until < looks[-1] else ""
             each_s = (before_s - launched_s) / done if done else plan.launch_s
-            left_s = min(each_s * (until - done), asked.max_time_s - (before_s - begun_s))
-            how_far = f"launch {done + 1} of {until}{most}, about {format_s(left_s)} left"
+            until, how_far = _foresee_end(looks, done, each_s, asked.max_time_s - (before_s - begun_s))
             if gate is not None and (width := gate.compute_resolvable_change(until)) is not None:
                 how_far += f", can resolve changes of about ±{100 * width:.2g}% by then"
             if launches and is_busy(launches[-1][0].manifest):
@@ -85,14 +82,27 @@ def measure_launches(
                 if checkouts[0].moved is not None:
                     check_loaded(ours, *checkouts[0].moved)
                 code = Code(ours, theirs, interleaved=True, environments=asked.environments)
-                for line in filter(None, (code.name_sides(), code.describe_same_code())):
-                    console.print_note(f"{get_message_prefix()}: {line}")
+                _print_notes(console, code.name_sides(), code.describe_same_code())
             gate = gate_of(*merge_sides(launches))
             if done + 1 in looks and not gate.needs_more_launches:
                 break
         for side in zip(*launches, strict=True):
             check_one_code([run.manifest for run in side])
         return merge_sides(launches)
+
+
+def _print_notes(console: Console, *lines: str) -> None:
+    for line in filter(None, lines):
+        console.print_note(f"{get_message_prefix()}: {line}")
+
+
+def _foresee_end(looks: Sequence[int], done: int, each_s: float, left_s: float) -> tuple[int, str]:
+    """Return the number of launches after which the gate may next end, one more at least, and say it."""
+    until = next(look for look in looks if look > done)
+    most = f", at most {looks[-1]}" if until < looks[-1] else ""
+    if each_s * (until - done) > left_s:
+        until, most = done + max(int(left_s / each_s), 1), " within --max-time"
+    return until, f"launch {done + 1} of {until}{most}, about {format_s(each_s * (until - done))} left"
 
 
 def measure_in_turns(

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 from msgspec.structs import replace
 
-from ..findings.wording import label_case, name_case
+from ..findings.wording import label_case, name_case, name_case_parts
 from ..machine.records import Count, Record
 from ..plan.case import STAND_IN
 from ..plan.settings import IMAGES
@@ -110,10 +110,11 @@ class Change(Record, frozen=True, omit_defaults=False):
 def make_change(ours: GateCase, theirs: GateCase | None, verdict: Verdict, reason: str = "") -> Change:
     """Describe a case of the baseline and, where it is there, of the candidate."""
     before, after = ours.result, (theirs or ours).result
+    is_one = theirs is None or ours.key == theirs.key  # not of a watched training with other settings
     return Change(
         case_id=before.case_id,
-        label=label_case(before),
-        name=name_case(before),
+        label=label_case(before) if is_one else name_case_parts(before)[0],
+        name=name_case(before) if is_one else name_case_parts(before)[0],
         stand_in=STAND_IN in (before.impl, after.impl),
         metric=None,
         verdict=verdict,

@@ -85,10 +85,13 @@ def make_parser() -> cli.Parser:
     measure.add_argument(
         "--max-time",
         metavar="TIME",
-        help="end with the last launch that fits into this time (10m), with the verdict reached by then",
+        help="end with the last launch that fits into this time (10m), with the verdict reached by then; it "
+        "counts from the start of the command, and one launch is made in any case",
     )
     measure.add_argument(
-        "--dry-run", action="store_true", help="print the plan and its expected time; measure nothing"
+        "--dry-run",
+        action="store_true",
+        help="start both sides once (about a minute), print the plan and its expected time; measure no round",
     )
     measure.add_argument(
         "--python",

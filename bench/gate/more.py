@@ -11,6 +11,7 @@ from pathlib import Path
 import scipy
 
 from ..common.cli import NextStep, format_command
+from ..common.numbers import format_count
 from ..common.text import escape_controls
 from ..findings.cautions import describe_load, is_busy
 from ..machine.manifest import Manifest
@@ -39,8 +40,8 @@ UNREPEATED_SETTINGS = ("out", "name", "race", "trace", "calibrate", "allreduce_c
 """Settings that are not repeated: the gate decides on folders, and compares nothing of the others."""
 
 
-OUTPUT = ("out", "html", "junit", "markdown", "json", "quiet")
-"""Options of a gate that say where results go, which is said of one gate alone."""
+UNREPEATED_OPTIONS = ("out", "markdown", "json", "quiet", "max_time")
+"""Options of one gate alone: the form of its output, a folder that is taken, too short a time."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ def propose_command(
     *,
     errors: EndErrors,
     launches: int,
+    lacking: int,
     asked: Sequence[str] | None,
 ) -> DecidingCommand:
     """Return the command that would decide the `undecided` comparisons.
@@ -66,19 +68,20 @@ def propose_command(
         undecided: comparisons without a verdict.
         errors: of each interval, at a single look.
         launches: how many there were; 0 of runs that did not take turns.
+        lacking: the launches of its first look, where time ended the gate before that; else 0.
         asked: what was typed behind the name of an interleaved gate.
     """
-    if watched := sides[1].watched:
-        longer = format_command("watch", "--steps", f"{4 * watched.num_steps}", "--", "COMMAND")
-        return DecidingCommand("watch both trainings for more steps, by turns; then gate again", longer)
     argv = [*shlex.split(format_command("gate")), *(asked or ())]
-    once = dict.fromkeys(OUTPUT)
+    once = dict.fromkeys(UNREPEATED_OPTIONS)
+    each_s = estimate_duration_s(sides, in_turns=launches > 0)
     busy = next((side for side in sides if side.settings.device != "cuda" and is_busy(side)), None)
-    if busy is not None:
+    if busy is not None or lacking:
         whole = rewrite_command(argv, **once) if asked is not None else write_interleave_command(*sides)
-        return DecidingCommand(
-            f"free the machine first: {describe_load(busy)}; then gate again{_explain(whole)}", whole
-        )
+        minutes = round(lacking * each_s / 60, 1) if lacking and each_s is not None else None
+        time = "more time" if minutes is None else f"about {math.ceil(minutes)} min"
+        enough = f"give the gate {time} ({format_count(lacking, 'launch')})" if lacking else "then gate again"
+        free = f"free the machine first: {describe_load(busy)}; " if busy else ""
+        return DecidingCommand(f"{free}{enough}{_explain(whole)}", whole, minutes)
     wanted = max(_estimate_launches(one, launches, errors) for one in undecided)
     if wanted > MAX_LAUNCHES:
         why = "more launches would take over an hour; find what disturbs this machine, then gate again"
@@ -90,8 +93,7 @@ def propose_command(
     if asked is None:
         whole = write_interleave_command(*sides, "--launches", str(wanted))
     else:
-        whole = rewrite_command(argv, **{**once, "max_time": None, "launches": str(wanted)})
-    each_s = estimate_duration_s(sides, in_turns=launches > 0)
+        whole = rewrite_command(argv, **{**once, "launches": str(wanted)})
     minutes = None if each_s is None else round(wanted * each_s / 60, 1)
     took = "" if minutes is None else f" in about {math.ceil(minutes)} min"
     return DecidingCommand(f"this command would decide it{took}{_explain(whole)}", whole, minutes)
@@ -127,7 +129,8 @@ def write_distinguishing_command(
     """Return the command that tells a change of the code from one of the machine; None without one."""
     if baseline.watched:  # which no gate starts
         why = "to tell the script from the machine, watch the baseline again, COMMAND being what trained it"
-        return DecidingCommand(why, write_watch_comparison("again", "again", str(path)))
+        steps = f"{baseline.watched.num_steps}"  # it may have no more
+        return DecidingCommand(why, write_watch_comparison("again", "again", str(path), "--steps", steps))
     whole = write_interleave_command(baseline, candidate)
     why = f"to tell the code from the machine, interleave both where they were started{_explain(whole)}"
     return DecidingCommand(why, whole) if whole else None

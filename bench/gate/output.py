@@ -14,7 +14,7 @@ from ..common.text import escape_controls, format_list, to_json
 from ..findings.wording import CPU_STAND_IN
 from ..page.page import Heading, Page, Table
 from .compare import Gate
-from .decide import INFORMATIVE_ERRORS, MAX_ERROR, Word
+from .decide import INFORMATIVE_ERRORS, MAX_ERROR, MIN_LAUNCHES, Word
 from .headline import TONES, describe_ratios_only, describe_verdict
 from .wording import describe_change, format_row
 
@@ -153,10 +153,12 @@ def _describe_launches(gate: Gate) -> list[str]:
     turns += f" (interim analyses after {looks})" if len(gate.looks) > 1 else ""
     turns += ", ended by --max-time" if gate.ended_early else ""
     if gate.num_launches == 1:
-        return [f"{turns}: another launch may differ by more."]
+        return [f"{turns}: another launch may differ by more.", "One launch cannot tell what it can resolve."]
     lines = [f"{turns}: intervals include launch-to-launch, not day-to-day, variation."]
     if (width := gate.compute_resolvable_change()) is not None:
         lines.append(f"This gate can resolve changes of about ±{100 * width:.2g}%.")
+    elif gate.num_launches < MIN_LAUNCHES:
+        lines.append("Two launches are too few to tell which changes this gate can resolve.")
     return lines
 
 

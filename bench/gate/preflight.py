@@ -109,6 +109,11 @@ def check_interpreter(checkout: Checkout) -> None:
     """Raise UsageError where a side's interpreter cannot be started or lacks a package of ddp-bench."""
     if checkout.python == sys.executable:
         return
+    if Path(checkout.python).is_dir():
+        meant = f"{Path(checkout.python) / 'bin' / 'python'}"
+        raise UsageError(f"--python {checkout.python} is a folder; did you mean {meant}?")
+    if shutil.which(checkout.python) is None and not Path(checkout.python).exists():
+        raise UsageError(f"--python {checkout.python}: no such file; name an interpreter, as old/bin/python")
     fix = "install ddp-bench for it, or name another with --python"
     try:
         done = subprocess.run(

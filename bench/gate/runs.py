@@ -192,14 +192,18 @@ def find_run_differences(
 
 
 def _find_case_differences(pairs: list[tuple[CaseResult, CaseResult]]) -> list[Difference]:
+    """List settings and places that differ; swept settings, as of two watched trainings, do not block."""
     found = []
-    for name in (*PLANNED_COLUMNS, *MEASURED_COLUMNS):
+    for name in (*SWEPT_COLUMNS, *PLANNED_COLUMNS, *MEASURED_COLUMNS):
+        is_swept = name in SWEPT_COLUMNS
+        default = str(DEFAULTS.get(name, "none")) if is_swept else "none"
         changed = [
-            (a.get_text(name) or "none", b.get_text(name) or "none")
-            for a, b in pairs
-            if a.get_text(name) != b.get_text(name) and (name in PLANNED_COLUMNS or (a.is_ok and b.is_ok))
+            texts
+            for pair in pairs
+            if len(set(texts := tuple(case.get_text(name) or default for case in pair))) > 1
+            and (name not in MEASURED_COLUMNS or all(case.is_ok for case in pair))
         ]
         if changed:
             left, right = (", ".join(dict.fromkeys(side)) for side in zip(*changed, strict=True))
-            found.append(Difference(name=name, then=left, now=right, blocking=True))
+            found.append(Difference(name=name, then=left, now=right, blocking=not is_swept))
     return found

@@ -58,13 +58,25 @@ class GatePlan:
     launch_s: float
     """Seconds that a launch of both sides is expected to take."""
 
-    def describe_duration(self, asked: Request) -> str:
-        """Say how long the gate is expected to take, from its first look to its last."""
-        each_s, looks, most_s = self.launch_s, asked.looks, asked.max_time_s
+    def describe_duration(self, asked: Request, spent_s: float = 0.0) -> str:
+        """Say how long the gate is expected to take from now on, from its first look to its last."""
+        each_s, looks = self.launch_s, asked.looks
+        most_s = max(asked.max_time_s - spent_s, each_s)  # the first launch is made in any case
         ends = dict.fromkeys(format_s(min(each_s * look, most_s)) for look in (looks[0], looks[-1]))
-        first = format_count(looks[0], "launch")
-        early = f"; --max-time has no room for the first {first}" if each_s * looks[0] > most_s else ""
-        return f"about {' to '.join(ends)}, at {format_s(each_s)} a launch{early}"
+        return f"about {' to '.join(ends)}, at {format_s(each_s)} a launch"
+
+    def describe_time(self, asked: Request, spent_s: float = 0.0) -> list[str]:
+        """Say how long the gate takes from now on, and whether `--max-time` has room for its first look."""
+        lines = [f"expected time: {self.describe_duration(asked, spent_s)}"]
+        first, left_s = asked.looks[0], max(asked.max_time_s - spent_s, 0.0)
+        if self.launch_s * first > left_s:
+            room = int(left_s / self.launch_s)
+            end = "will be undecided" if room < 2 else "may well be undecided"
+            lines.append(
+                f"--max-time {format_s(asked.max_time_s)} has room for {room} of at least {first} launches: "
+                f"the result {end}; {first} take about {math.ceil(self.launch_s * first / 60)} min"
+            )
+        return lines
 
     def describe_plan(self, asked: Request, sides: Sequence[Checkout]) -> list[str]:
         """Say what the gate compares and measures, and how long that takes; a line each."""
@@ -79,7 +91,7 @@ class GatePlan:
         early = ", as soon as they decide" if len(asked.looks) > 1 else ""
         found.append(f"{format_count(len(self.cases), 'case')} a side: {format_list(self.cases, 20)}")
         found.append(f"The gate launches both sides anew {ends} times{early}.")
-        return [*found, f"Expected time: {self.describe_duration(asked)}."]
+        return [*found, *(f"{line[0].upper()}{line[1:]}." for line in self.describe_time(asked))]
 
 
 @contextlib.contextmanager

@@ -30,6 +30,9 @@ _NAME_WIDTH = 26
 _MIN_REACH = 0.2
 """The axis has at least so much to both sides of 1, so that a band of a few percent does not fill it."""
 
+_MAX_REACH = 0.6
+"""The axis has at most so much, and what intervals no wider than their estimate need."""
+
 
 class Mark(NamedTuple):
     """A value at a place, as number and text, with its interval if known; `tip` is shown to who points."""
@@ -158,8 +161,13 @@ def draw_forest(
     shown = ratios[:_MAX_ROWS]
     of_many = f" Of {len(ratios)} cases the first {len(shown)} are drawn." if shown != ratios else ""
     names = [_break_name(drop_unprintable(one.name)) for one in shown]
-    ends = [end for one in shown for end in (one.estimate, one.low, one.high) if math.isfinite(end)]
-    low, high = min([1 - _MIN_REACH, *ends]), max([1 + _MIN_REACH, *ends])
+    known = [one for one in shown if not one.high - one.low > one.estimate]
+    ends, needed = (
+        [end for one in rows for end in (one.estimate, one.low, one.high) if math.isfinite(end)]
+        for rows in (shown, known)
+    )
+    low = max(min([1 - _MIN_REACH, *ends]), min([1 - _MAX_REACH, *needed]))
+    high = min(max([1 + _MIN_REACH, *ends]), max([1 + _MAX_REACH, *needed]))
 
     def draw(canvas: Any) -> None:
         from matplotlib.ticker import MaxNLocator
@@ -172,7 +180,7 @@ def draw_forest(
         axes.set_yticks(range(len(shown)), ["\n".join(lines) for lines in names])
         for place, (one, label) in enumerate(zip(shown, axes.get_yticklabels(), strict=True)):
             label.set_gid(make_tag(one.case))
-            _draw_ratio(axes, one, place)
+            _draw_ratio(axes, one, place, low, high)
         read_across(axes, x_label)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
         axes.xaxis.set_major_formatter(lambda x, _: ticks(x))
@@ -188,12 +196,17 @@ def _break_name(name: str) -> list[str]:
     return textwrap.wrap(parts, _NAME_WIDTH, max_lines=2, placeholder=" …")
 
 
-def _draw_ratio(axes: Any, one: Ratio, place: int) -> None:
+def _draw_ratio(axes: Any, one: Ratio, place: int, least: float, most: float) -> None:
+    """Draw a row; an end beyond the axis is an arrow."""
     named, look = {"gid": make_tag(f"{one.case} · {one.written}")}, LOOKS[one.look]
     beside: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
     beside |= {"xytext": (6, 0), "va": "center", "annotation_clip": False}
     axes.annotate(one.written, (1, place), color=MUTED, **named, **beside)
     if math.isfinite(one.low):
-        ends = [one.low, one.high]
-        axes.plot(ends, [place] * 2, color=look["color"], linewidth=1.6, marker="|", markersize=8, **named)
-    axes.plot([one.estimate], [place], label=one.name, **named, **make_mark_look(look, hollow=one.hollow))
+        ends = [max(one.low, least), min(one.high, most)]
+        how = {"color": look["color"], "linewidth": 1.6, "markersize": 8, **named}
+        axes.plot(ends, [place] * 2, **how)
+        for end, own, arrow in zip(ends, (one.low, one.high), "<>", strict=True):
+            axes.plot([end], [place], marker="|" if end == own else arrow, **how)
+    if least <= one.estimate <= most:
+        axes.plot([one.estimate], [place], label=one.name, **named, **make_mark_look(look, hollow=one.hollow))

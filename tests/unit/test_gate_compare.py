@@ -192,14 +192,13 @@ def test_what_would_decide_is_the_whole_command_with_its_minutes():
     gate = gated(*sides, interleaved=True)
     assert gate.exit_code == 3
     timed = made_manifest(timing={"total_s": 20.0})
-    asked = (
-        "--interleave main --strict --launches 3,4 --html x.html --quiet -- --workload net:make --rounds 6"
-    )
-    how = {"errors": gate.errors, "launches": gate.num_launches, "asked": asked.split()}
+    asked = "--interleave main --strict --launches 3,4 --html x.html --max-time 9s --quiet "
+    asked += "-- --workload net:make --rounds 6"
+    how = {"errors": gate.errors, "launches": gate.num_launches, "lacking": 0, "asked": asked.split()}
     found = propose_command((timed, timed), gate.undecided, **how)
     given = re.fullmatch(
-        r"python -m bench.gate --interleave main --strict --launches (\d+) -- --workload net:make "
-        "--rounds 6",
+        r"python -m bench.gate --interleave main --strict --launches (\d+) --html x.html "
+        "-- --workload net:make --rounds 6",
         found.command,
     )
     assert given

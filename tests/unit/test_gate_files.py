@@ -168,6 +168,7 @@ def test_a_baseline_of_an_earlier_version_without_later_columns_is_read(tmp_path
     [
         ("images_per_sec=5%", "did you mean 'images_per_s'"),
         ("5%,images_per_s=5", "'5' is not a share"),
+        ("-5%", "'-5%' is not a share above 0% and below 100%"),
         ("", "share"),
     ],
 )
@@ -205,7 +206,9 @@ def test_foreign_text_stays_text():
         (Interval(0.84, 0.80, 0.87), "-16.0% (-20.0 to -13.0)", "16.0% slower (13.0--20.0)"),
         (Interval(1.42, 1.35, 1.5), "+42% (+35 to +50)", "42% faster (35--50)"),
         (Interval(0.96, 0.91, 1.03), "-4% (-9 to +3)", "between 9% slower and 3% faster"),
-        (Interval(0.926, 0.5, 1e300), "-7% (-50 to >999)", "between 50% slower and >999% faster"),
+        (Interval(0.926, 0.5, 1e300), "-50 to >999%", "between 50% slower and >999% faster"),
+        (Interval(1.31, 0.55, 4.21), "-45 to +321%", "between 45% slower and 321% faster"),
+        (Interval(4.0, 3.5, 4.6), "+300% (+250 to +360)", "300% faster (250--360)"),
         (Interval(1.5, math.nan, math.nan), "+50.0%", "50.0% faster"),
         (Interval(0.99999, 0.99998, 1.00001), "+0.0% (+0.0 to +0.0)", "between 0.0% slower and 0.0% faster"),
     ],

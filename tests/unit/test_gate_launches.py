@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 import statistics
 import sys
 from contextlib import nullcontext
@@ -104,7 +105,19 @@ def test_every_start_says_the_time_expected_then_what_is_left_and_can_be_resolve
     assert said.index("expected time: about 1m 00s to 4m 00s, at 30s a launch") < said.index("launch 1 of 2")
     assert "launch 1 of 2, at most 8, about 1m 00s left" in said, "as planned"
     assert "launch 4 of 4, at most 8, about 1m 00s left, can resolve changes of about ±1.9%" in said
-    assert "launch 6 of 8, about 2m 30s left" in said, "no more than the time limit leaves"
+    assert "launch 6 of 7 within --max-time, about 2m 00s left" in said, "no more than the time limit leaves"
+
+
+@pytest.mark.usefixtures("launches")
+def test_a_time_without_room_for_the_first_look_is_told_before_the_first_launch(capsys, monkeypatch):
+    """What is expected, what is left and what is made agree: one launch, whatever the time."""
+    monkeypatch.setattr("ddp_bench.bench.common.console.PLAIN_INTERVAL_S", 0.0)
+    measured(Decides(9), max_time_s=20)
+    said = capsys.readouterr().err
+    lack = "--max-time 20s has room for 0 of at least 2 launches: "
+    lack += "the result will be undecided; 2 take about 1 min"
+    assert said.index("expected time: about 30s, at 30s a launch\n") < said.index(f"{lack}\n")
+    assert said.index(lack) < said.index("launch 1 of 1 within --max-time, about 30s left")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +126,8 @@ def test_every_start_says_the_time_expected_then_what_is_left_and_can_be_resolve
         ((6, 12, 24), math.inf, "about 3m 00s to 12m 00s, at 30s a launch"),
         ((6,), math.inf, "about 3m 00s, at 30s a launch"),
         ((6, 24), 600, "about 3m 00s to 10m 00s, at 30s a launch"),
-        ((6, 24), 60, "about 1m 00s, at 30s a launch; --max-time has no room for the first 6 launches"),
+        ((6, 24), 60, "about 1m 00s, at 30s a launch"),
+        ((6, 24), 10, "about 30s, at 30s a launch"),
     ],
 )
 def test_the_expected_time_knows_looks_and_limit(looks, max_time_s, said):
@@ -213,6 +227,55 @@ def test_free_the_machine_first_where_its_load_hides_a_change():
     decided = gated(*under_load(0.9, (1.5, 1.51, 1.49)), looks=(3,), asked=ASKED)
     assert decided.more is None, "a regression is one under load too"
     assert describe_verdict(decided).startswith("Regression: ")
+
+
+@pytest.mark.parametrize(
+    ("others", "free"), [(0.0, ""), (0.9, "free the machine first: other programs used ")]
+)
+def test_a_gate_that_time_ended_before_its_first_look_is_given_time_for_it(others, free):
+    """The time that had no room is not repeated; a launch of both sides took 30 s."""
+    wide = {("single", 1): [100.0, 101, 99, 100.5, 99.5, 102], ("ddp", 2): [100.0, 300, 40, 250, 60, 90]}
+    load = [{"cores": 2, "others": others, "seconds": 60.0}]
+    runs = [made_run(one, load=load, timing={"total_s": 30.0}) for one in (slowed(1.0, steps=wide), wide)]
+    runs[0] = made_run(dict.fromkeys(wide, wide["single", 1]), load=load, timing={"total_s": 30.0})
+    asked = "--interleave main --max-time 45s --html g.html --junit g.xml --json -- --gpus 2"
+    gate = gated(*runs, looks=(6, 8), asked=asked.split())
+    assert gate.exit_code == ExitCode.UNDECIDED
+    assert gate.more.command == (
+        "python -m bench.gate --interleave main --html g.html --junit g.xml -- --gpus 2"
+    )
+    assert gate.more.why.startswith(free)
+    assert gate.more.why.endswith("ive the gate about 3 min (6 launches)")
+    assert gate.more.minutes == 3
+    said = describe_verdict(gate)
+    assert said.startswith("Undecided: 1 launch of each side, at least 6 are needed (throughput of DDP on 2 ")
+    assert re.search(r"changed by -\d+ to \+\d+%\)$", said), "an estimate would say nothing"
+    assert len(said) <= 115
+    assert "One launch cannot tell what it can resolve." in output.list_notes(gate)
+
+
+def test_the_headline_names_the_undecided_case_that_may_be_slowest():
+    """DDP's estimate is faster, and its interval reaches far below the limit, which single's excludes."""
+    ratios = {
+        ("single", 1): [1.001, 0.999, 1.06, 1.07, 1.06, 1.0],
+        ("ddp", 2): [0.7, 1.1, 0.8, 1.4, 0.9, 0.6],
+    }
+    numbers = [i * LAUNCH_OFFSET + r for i in range(6) for r in range(6)]
+    steps = [
+        {
+            key: [100.0 * (each[n // LAUNCH_OFFSET] if side else 1) for n in numbers]
+            for key, each in ratios.items()
+        }
+        for side in (0, 1)
+    ]
+    gate = gated(*(made_run(one, numbers=numbers) for one in steps), looks=(6, 8))
+    by_case = {c.case_id: c for c in gate.undecided if c.metric == "images_per_s"}
+    assert by_case["ddp-n2"].ratio.estimate > by_case["single-n1"].ratio.estimate
+    assert by_case["ddp-n2"].ratio.low < by_case["single-n1"].ratio.low
+    said = describe_verdict(gate)
+    assert said.startswith("Undecided: throughput of DDP on 2 CPU cores changed by ")
+    assert said.endswith(": a regression over 5% is possible")
+    assert len(said) <= 115
 
 
 def test_separate_runs_name_the_side_that_was_loaded():

@@ -120,8 +120,13 @@ def test_an_interpreter_without_our_packages_is_named(tmp_path, starts, capsys):
     said = refused(capsys, "--interleave", ".", "--python", python, *RUNS)
     assert f"--python {python} has no torch, torchvision, numpy" in said
     assert "install ddp-bench for it" in said
-    said = refused(capsys, "--interleave", ".", "--python", str(tmp_path / "gone"), *RUNS)
-    assert "cannot be started" in said
+    for place, why in (
+        (tmp_path / "gone", ": no such file"),
+        (made, f" is a folder; did you mean {python}?"),
+        (made / "pyvenv.cfg", " cannot be started"),
+    ):
+        said = refused(capsys, "--interleave", ".", "--python", str(place), *RUNS)
+        assert f"--python {place}{why}" in said
     assert starts == []
 
 

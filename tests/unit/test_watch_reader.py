@@ -6,15 +6,21 @@ import random
 import re
 import signal
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from commands import ROOT
+from gate_runs import changed
 
 from ddp_bench.bench.export.main import main as export
 from ddp_bench.bench.findings.watched import conclude_watch
+from ddp_bench.bench.gate.compare import compare
+from ddp_bench.bench.gate.decide import Policy
 from ddp_bench.bench.gate.main import main as gate
+from ddp_bench.bench.gate.runs import read_run
 from ddp_bench.bench.predict.main import main as predict
+from ddp_bench.bench.results.case_columns import GATED_METRICS
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.watch import launch, result
 from ddp_bench.bench.watch.late import CLOCK_ERROR, WORK_PARTS, find_late_rank
@@ -346,15 +352,51 @@ def test_two_watched_folders_are_compared_like_two_runs(tmp_path, capsys):
     assert "Intervals are of these launches" in said
     code, said = gated(capsys, tmp_path / "one", slower)
     assert code == 1, said
-    assert f"watch --out again -- COMMAND && python -m bench.gate again {slower}" in said
+    again = "watch --steps 80 --out again -- COMMAND && python -m bench.gate again"
+    assert f"{again} {slower}" in said
+    assert f"Baseline train.py in {tmp_path / 'one'}, torch 2.14.1 → candidate train.py in {slower}, " in said
     assert "--interleave" not in said, "a gate cannot start the user's training"
     noisy = [tmp_path / f"noisy{seed}" for seed in (3, 4)]
     for seed, folder in enumerate(noisy):
         watched_run(write_rows(folder, training(noise=0.4, seed=seed)))
     code, said = gated(capsys, *noisy)
     assert code == 3, said
-    assert "Watch both trainings for more steps, by turns; then gate again" in said
-    assert "watch --steps 320 -- COMMAND" in said
+    assert "Undecided: steps/s of DDP on 2 CPU cores changed by " in said
+    assert "watch the baseline again, COMMAND being what trained it" in said
+    assert f"{again} {noisy[1]}" in said
+
+
+def test_two_watches_of_a_script_are_compared_whatever_its_settings_and_raced_caps(tmp_path, capsys):
+    """As where the first watch said which setting costs time, and the user changed it."""
+    for name, told in (
+        ("before", {"find_unused_parameters": True, "bucket_cap_mb": "100"}),
+        ("after", {"broadcast_buffers": False}),
+        ("four", {}),
+    ):
+        num_ranks = 4 if name == "four" else 2
+        made = training(noise=0.001, num_ranks=num_ranks)
+        folder = write_rows(tmp_path / name, made, num_ranks=num_ranks)
+        for file in (folder / "ranks").iterdir():
+            rows = [json.loads(line) for line in file.read_text().splitlines()]
+            rows = [row | told if row["kind"] == "model" else row for row in rows]
+            file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        watched_run(folder)
+    sides = [read_run(tmp_path / name) for name in ("before", "after")]
+    (own,) = sides[0].cases
+    sides[0] = replace(sides[0], cases=(own, changed(own, case_id="raced", bucket_cap_mb="1")))
+    policy = Policy(thresholds=dict.fromkeys(GATED_METRICS, 0.05))
+    found = compare(*sides, policy=policy)
+    assert found.decision.verdict == "pass"
+    assert [c.name for c in found.comparisons if c.metric == "images_per_s"] == ["DDP on 2 CPU cores"]
+    assert {(d.name, d.then, d.now, d.blocking) for d in found.differences} == {
+        ("find_unused_parameters", "True", "False", False),
+        ("bucket_cap_mb", "100", "default", False),
+        ("sync_buffers", "True", "False", False),
+    }
+    code, said = gated(capsys, tmp_path / "before", tmp_path / "after")
+    assert (code, "What differs between the sides" in said) == (0, True), said
+    assert gate([str(tmp_path / "before"), str(tmp_path / "four")]) == 3
+    assert "watch the same training on as many ranks" in capsys.readouterr().err
 
 
 def test_exposed_communication_of_another_estimator_is_not_compared_while_the_rate_decides(tmp_path, capsys):
