@@ -249,7 +249,7 @@ def test_a_gate_that_time_ended_before_its_first_look_is_given_time_for_it(other
     assert gate.more.minutes == 3
     said = describe_verdict(gate)
     assert said.startswith("Undecided: 1 launch of each side, at least 6 are needed (throughput of DDP on 2 ")
-    assert re.search(r"changed by -\d+ to \+\d+%\)$", said), "an estimate would say nothing"
+    assert re.search(r"changed by -\d+ to >999%\)$", said), "an estimate would say nothing"
     assert len(said) <= 115
     assert "One launch cannot tell what it can resolve." in output.list_notes(gate)
 
@@ -262,11 +262,8 @@ def test_the_headline_names_the_undecided_case_that_may_be_slowest():
     }
     numbers = [i * LAUNCH_OFFSET + r for i in range(6) for r in range(6)]
     steps = [
-        {
-            key: [100.0 * (each[n // LAUNCH_OFFSET] if side else 1) for n in numbers]
-            for key, each in ratios.items()
-        }
-        for side in (0, 1)
+        {key: [100.0 * (one or own)[n // LAUNCH_OFFSET] for n in numbers] for key, own in ratios.items()}
+        for one in ([1.0] * 6, None)
     ]
     gate = gated(*(made_run(one, numbers=numbers) for one in steps), looks=(6, 8))
     by_case = {c.case_id: c for c in gate.undecided if c.metric == "images_per_s"}
