@@ -45,10 +45,7 @@ class Code:
         return None if None in hashes else hashes[0] == hashes[1]
 
     def name_sides(self) -> str:
-        """Name both sides: `baseline mynet 1a2b3c4, torch 2.13.0 → candidate mynet 5d6e7f8, torch 2.14.1`.
-
-        Of a watched training the script and its folder: `baseline train.py in before, torch 2.14.1`.
-        """
+        """Name both sides: `baseline mynet 1a2b3c4, torch 2.13.0 → candidate mynet 5d6e7f8, torch 2.14.1`."""
         sides = {"baseline": self.baseline, "candidate": self.candidate}
         variables = self.environments or ({}, {})
         named = [

@@ -145,12 +145,9 @@ def join(baseline: GateRun, candidate: GateRun) -> list[tuple[GateCase, GateCase
     Two watched trainings on as many ranks are each other's counterpart, whatever DDP's settings. Raises
     UsageError where one id names different settings.
     """
-    if baseline.manifest.watched and candidate.manifest.watched:
-        ours, theirs = baseline.cases[0], candidate.cases[0]
-        is_same = ours.key[:2] == theirs.key[:2]  # mode and number of devices
-        return [(ours, theirs if is_same else None)]
+    most = 2 if baseline.manifest.watched and candidate.manifest.watched else None  # mode and devices
     by_id = {case.result.case_id: case for case in candidate.cases}
-    by_key = {(case.key, case.result.batch_name): case for case in candidate.cases}
+    by_key = {(case.key[:most], case.result.batch_name): case for case in candidate.cases}
     pairs = []
     for case in baseline.cases:
         same_id = by_id.get(case.result.case_id)
@@ -160,7 +157,7 @@ def join(baseline: GateRun, candidate: GateRun) -> list[tuple[GateCase, GateCase
                 f"{case.result.case_id} has another {name} in each run: one was edited; measure again"
             )
         if case.result.is_ok:
-            pairs.append((case, same_id or by_key.get((case.key, case.result.batch_name))))
+            pairs.append((case, same_id or by_key.get((case.key[:most], case.result.batch_name))))
     return pairs
 
 
@@ -204,8 +201,7 @@ def compare(
     require_rounds(baseline, [ours for ours, _ in both_ok])
     require_rounds(candidate, [theirs for _, theirs in both_ok])
     differing = find_run_differences(baseline, candidate, pairs)
-    sides = baseline.manifest, candidate.manifest
-    paths = baseline.path, candidate.path
+    sides, paths = (baseline.manifest, candidate.manifest), (baseline.path, candidate.path)
     code = Code(*sides, interleaved=interleaved, environments=environments, paths=paths)
     blocked = "" if policy.ratios_only else _find_obstacle(pairs, differing, interleaved=interleaved)
     metrics = [metric for metric in GATED_METRICS.values() if not (policy.ratios_only and metric.absolute)]

@@ -112,10 +112,5 @@ def decide(changes: Iterable[Change], policy: Policy) -> Decision:
         return Decision("missing", missing)
     if not select_verdicts("undecided") and (passed := select_verdicts("no regression", "improved")):
         return Decision("pass", passed)
-    return _explain_undecided(found, select_verdicts("undecided"))
-
-
-def _explain_undecided(found: Sequence[Change], reasons: tuple[Change, ...]) -> Decision:
-    """Tell what the rounds left open from runs that share nothing to decide by."""
-    measured = any(one.ratio is not None for one in found)
-    return Decision("undecided" if measured else "not comparable", reasons)
+    measured = any(one.ratio is not None for one in found)  # runs may share nothing to decide by
+    return Decision("undecided" if measured else "not comparable", select_verdicts("undecided"))

@@ -60,18 +60,11 @@ def _describe_reason(gate: Gate) -> str:
 
 def _describe_worst(worst: Change) -> str:
     """Hold a change against its limit, in words that follow from its verdict."""
-    share = f"{100 * (worst.threshold or 0):g}%"
-    limit = f"the {share} limit"
+    limit = f"{100 * (worst.threshold or 0):g}%"
     if worst.suspected:
         return f"{describe_change(worst)}, but {worst.reason}"
     if worst.verdict == "undecided":
-        return f"{describe_size(worst)}: a regression over {share} is possible"
+        return f"{describe_size(worst)}: a regression over {limit} is possible"
     if worst.verdict == "no regression":
-        return f"{describe_size(worst)}, within {limit}"
-    return describe_change(worst) + (f", beyond {limit}" if worst.verdict == "regressed" else "")
-
-
-def describe_ratios_only(gate: Gate) -> str:
-    """Say that speed-up can be compared though the sides differ; empty where there is none."""
-    has_ratios = gate.conditions_block and any(c.metric == "speedup" for c in gate.comparisons)
-    return "--ratios-only still compares speed-up" if has_ratios else ""
+        return f"{describe_size(worst)}, within the {limit} limit"
+    return describe_change(worst) + (f", beyond the {limit} limit" if worst.verdict == "regressed" else "")

@@ -64,7 +64,7 @@ def measure_launches(
                 _print_notes(console, f"--max-time has no room for launch {done + 1}")
                 break
             each_s = (before_s - launched_s) / done if done else plan.launch_s
-            until, how_far = _foresee_end(looks, done, each_s, asked.max_time_s - (before_s - begun_s))
+            until, how_far = _describe_end(looks, done, each_s, asked.max_time_s - (before_s - begun_s))
             if gate is not None and (width := gate.compute_resolvable_change(until)) is not None:
                 how_far += f", can resolve changes of about ±{100 * width:.2g}% by then"
             if launches and is_busy(launches[-1][0].manifest):
@@ -96,7 +96,7 @@ def _print_notes(console: Console, *lines: str) -> None:
         console.print_note(f"{get_message_prefix()}: {line}")
 
 
-def _foresee_end(looks: Sequence[int], done: int, each_s: float, left_s: float) -> tuple[int, str]:
+def _describe_end(looks: Sequence[int], done: int, each_s: float, left_s: float) -> tuple[int, str]:
     """Return the number of launches after which the gate may next end, one more at least, and say it."""
     until = next(look for look in looks if look > done)
     most = f", at most {looks[-1]}" if until < looks[-1] else ""

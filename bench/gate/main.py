@@ -85,8 +85,7 @@ def make_parser() -> cli.Parser:
     measure.add_argument(
         "--max-time",
         metavar="TIME",
-        help="end with the last launch that fits into this time (10m), with the verdict reached by then; it "
-        "counts from the start of the command, and one launch is made in any case",
+        help="end with the last launch that fits into this time (10m), with the verdict reached by then",
     )
     measure.add_argument(
         "--dry-run",

@@ -32,13 +32,11 @@ MIN_DISTANCE = 0.25
 MIN_CERTAINTY = 0.7
 """Chance that the scatter of the launches is no larger than it is taken to be."""
 
-
 UNKNOWN_REF, OLD_PYTHON = "REF", "PYTHON"
 """Words in place of a commit or an interpreter that no manifest tells."""
 
 UNREPEATED_SETTINGS = ("out", "name", "race", "trace", "calibrate", "allreduce_curve")
 """Settings that are not repeated: the gate decides on folders, and compares nothing of the others."""
-
 
 UNREPEATED_OPTIONS = ("out", "markdown", "json", "quiet", "max_time")
 """Options of one gate alone: the form of its output, a folder that is taken, too short a time."""

@@ -14,8 +14,8 @@ from ..common.text import escape_controls, format_list, to_json
 from ..findings.wording import CPU_STAND_IN
 from ..page.page import Heading, Page, Table
 from .compare import Gate
-from .decide import INFORMATIVE_ERRORS, MAX_ERROR, MIN_LAUNCHES, Word
-from .headline import TONES, describe_ratios_only, describe_verdict
+from .decide import INFORMATIVE_ERRORS, MAX_ERROR, Word
+from .headline import TONES, describe_verdict
 from .wording import describe_change, format_row
 
 NOT_INTERLEAVED = "The runs were not interleaved: a change may be the machine's, not the code's."
@@ -80,7 +80,9 @@ def list_warnings(gate: Gate) -> list[str]:
 def list_facts(gate: Gate) -> list[str]:
     """Say what was compared, what changed beside what decided, and on what machine; a line each."""
     noted = [f"for information: {describe_change(c)}" for c in gate.select_verdict("informational")]
-    about = (describe_ratios_only(gate), *noted, gate.code.describe_same_code(), *gate.machine)
+    has_ratios = gate.conditions_block and any(c.metric == "speedup" for c in gate.comparisons)
+    ratios = "--ratios-only still compares speed-up" if has_ratios else ""
+    about = (ratios, *noted, gate.code.describe_same_code(), *gate.machine)
     return _format_lines(map(_make_sentence, filter(None, (gate.code.name_sides(), *about))))
 
 
@@ -157,8 +159,6 @@ def _describe_launches(gate: Gate) -> list[str]:
     lines = [f"{turns}: intervals include launch-to-launch, not day-to-day, variation."]
     if (width := gate.compute_resolvable_change()) is not None:
         lines.append(f"This gate can resolve changes of about ±{100 * width:.2g}%.")
-    elif gate.num_launches < MIN_LAUNCHES:
-        lines.append("Two launches are too few to tell which changes this gate can resolve.")
     return lines
 
 

@@ -49,9 +49,6 @@ PLANNED_COLUMNS = tuple(
 LAUNCH_OFFSET = 1_000_000
 """Added to the rounds of every further launch, so that no two launches share a round."""
 
-RESTORE = "restore the folder or measure again"
-"""The tail of an error message about a folder's files."""
-
 
 @dataclass(frozen=True)
 class GateCase:
@@ -104,7 +101,7 @@ def _check(run: RunData) -> None:
 
     def refuse(bad: Any, what: str) -> None:
         if bool(bad):
-            raise UsageError(f"{run.path}: {what}; {RESTORE}")
+            raise UsageError(f"{run.path}: {what}; restore the folder or measure again")
 
     def is_whole(case: CaseResult) -> bool:
         batch, accumulate = case.batch_per_device, case.get_number("accumulate")

@@ -58,23 +58,18 @@ class GatePlan:
     launch_s: float
     """Seconds that a launch of both sides is expected to take."""
 
-    def describe_duration(self, asked: Request, spent_s: float = 0.0) -> str:
-        """Say how long the gate is expected to take from now on, from its first look to its last."""
-        each_s, looks = self.launch_s, asked.looks
-        most_s = max(asked.max_time_s - spent_s, each_s)  # the first launch is made in any case
-        ends = dict.fromkeys(format_s(min(each_s * look, most_s)) for look in (looks[0], looks[-1]))
-        return f"about {' to '.join(ends)}, at {format_s(each_s)} a launch"
-
     def describe_time(self, asked: Request, spent_s: float = 0.0) -> list[str]:
-        """Say how long the gate takes from now on, and whether `--max-time` has room for its first look."""
-        lines = [f"expected time: {self.describe_duration(asked, spent_s)}"]
-        first, left_s = asked.looks[0], max(asked.max_time_s - spent_s, 0.0)
-        if self.launch_s * first > left_s:
-            room = int(left_s / self.launch_s)
+        """Say how long the gate takes to its first and last look, and whether `--max-time` has that."""
+        each_s, first, left_s = self.launch_s, asked.looks[0], max(asked.max_time_s - spent_s, 0.0)
+        most_s = max(left_s, each_s)  # the first launch is made in any case
+        ends = dict.fromkeys(format_s(min(each_s * look, most_s)) for look in (first, asked.looks[-1]))
+        lines = [f"expected time: about {' to '.join(ends)}, at {format_s(each_s)} a launch"]
+        if each_s * first > left_s:
+            room = int(left_s / each_s)
             end = "will be undecided" if room < 2 else "may well be undecided"
             lines.append(
                 f"--max-time {format_s(asked.max_time_s)} has room for {room} of at least {first} launches: "
-                f"the result {end}; {first} take about {math.ceil(self.launch_s * first / 60)} min"
+                f"the result {end}; {first} take about {math.ceil(each_s * first / 60)} min"
             )
         return lines
 

@@ -13,12 +13,6 @@ from .judge import Change
 _MAX_PERCENT = 999
 """Farther ends are written so: a metric that may be anything."""
 
-MAX_WIDTH = 1.0
-"""Width of an interval, a share of the baseline or of an estimate above it, that makes an estimate idle."""
-
-STEPS = "steps"
-"""Unit of a watched training."""
-
 
 def format_row(c: Change) -> tuple[str, ...]:
     """One row of the table, of case, metric, baseline, candidate, change and verdict."""
@@ -36,15 +30,12 @@ def format_amounts(c: Change) -> tuple[str, ...]:
 
 
 def format_change(c: Change) -> str:
-    """The candidate against the baseline: `-16% (-20 to -13)`; empty where they were not compared.
-
-    Of an interval that tells next to nothing its ends alone: `-45 to +321%`.
-    """
+    """The candidate against the baseline: `-16% (-20 to -13)`; empty where they were not compared."""
     if c.ratio is None:
         return ""
     estimate, low, high = _format_percents(c.ratio, sign="+")
-    if c.ratio.high - c.ratio.low > MAX_WIDTH * max(1.0, c.ratio.estimate):
-        return f"{low} to {high}%"
+    if c.ratio.high - c.ratio.low > max(1.0, c.ratio.estimate):
+        return f"{low} to {high}%"  # an estimate would say nothing
     return f"{estimate}%" if math.isnan(c.ratio.low) else f"{estimate}% ({low} to {high})"
 
 
@@ -52,8 +43,7 @@ def describe_size(c: Change) -> str:
     """The change as a clause with its metric: `throughput of DDP on 2 GPUs changed by -1.3% (…)`."""
     if c.column is None or c.ratio is None:
         return describe_change(c)
-    is_steps = c.column.is_rate and c.units[0] == STEPS
-    label = format_rate_unit(STEPS) if is_steps else c.column.label
+    label = "steps/s" if c.column.is_rate and c.units[0] == "steps" else c.column.label
     return f"{label} of {c.name} changed by {format_change(c)}{' of the step' * bool(c.column.in_parts_of)}"
 
 

@@ -31,7 +31,7 @@ _MIN_REACH = 0.2
 """The axis has at least so much to both sides of 1, so that a band of a few percent does not fill it."""
 
 _MAX_REACH = 0.6
-"""The axis has at most so much, and what intervals no wider than their estimate need."""
+"""The axis has so much at most for an interval that is wider than its estimate, which tells nothing."""
 
 
 class Mark(NamedTuple):
@@ -161,13 +161,13 @@ def draw_forest(
     shown = ratios[:_MAX_ROWS]
     of_many = f" Of {len(ratios)} cases the first {len(shown)} are drawn." if shown != ratios else ""
     names = [_break_name(drop_unprintable(one.name)) for one in shown]
-    known = [one for one in shown if not one.high - one.low > one.estimate]
-    ends, needed = (
-        [end for one in rows for end in (one.estimate, one.low, one.high) if math.isfinite(end)]
-        for rows in (shown, known)
-    )
-    low = max(min([1 - _MIN_REACH, *ends]), min([1 - _MAX_REACH, *needed]))
-    high = min(max([1 + _MIN_REACH, *ends]), max([1 + _MAX_REACH, *needed]))
+    ends = [
+        min(max(end, 1 - _MAX_REACH), 1 + _MAX_REACH) if one.high - one.low > one.estimate else end
+        for one in shown
+        for end in (one.estimate, one.low, one.high)
+        if math.isfinite(end)
+    ]
+    low, high = min([1 - _MIN_REACH, *ends]), max([1 + _MIN_REACH, *ends])
 
     def draw(canvas: Any) -> None:
         from matplotlib.ticker import MaxNLocator

@@ -90,6 +90,12 @@ def test_a_documented_job_compares_two_environments():
     assert gate.interleave == "."
     makes = {line.split()[3]: line for line in script if line.startswith("python -m venv ")}
     assert gate.python == "old/bin/python"
+    assert (str(gate.html), str(gate.junit), job["steps"][-1]["with"]["path"]) == (
+        "gate.html",
+        "gate.xml",
+        "gate.*",
+    )
+    assert job["env"]["PIP_EXTRA_INDEX_URL"].endswith("/whl/cpu"), "as the first job, without CUDA"
     torch = [re.search(r"torch==2\.(\d+)", makes[name])[1] for name in ("old", "new")]
     assert int(torch[0]) < int(torch[1])
     assert all(" -e . " in line and f"{name}/bin/pip" in line for name, line in makes.items())

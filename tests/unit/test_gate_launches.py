@@ -132,7 +132,7 @@ def test_a_time_without_room_for_the_first_look_is_told_before_the_first_launch(
 )
 def test_the_expected_time_knows_looks_and_limit(looks, max_time_s, said):
     asked = Request(reference=".", arguments=(), looks=looks, max_time_s=max_time_s)
-    assert PLAN.describe_duration(asked) == said
+    assert PLAN.describe_time(asked)[0] == f"expected time: {said}"
 
 
 def test_a_dry_run_prints_the_plan_and_measures_nothing(capsys, launches):
