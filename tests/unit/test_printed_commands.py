@@ -173,10 +173,11 @@ def change(ratio=1.0, error=0.001):
     return Change(**told, ratio=interval, threshold=0.05, error=error)
 
 
-def deciding(*changes, side=None, launches=0, asked=None, total_s=20.0):
+def deciding(*changes, side=None, launches=0, lacking=0, asked=None, total_s=20.0):
     timing = {"timing": {"total_s": total_s}} if total_s else {}
     sides = (made_manifest(command=TYPED, **{**timing, **(side or OF_LIB)}),) * 2
-    found = propose_command(sides, changes, errors=EndErrors(0.01, 0.01), launches=launches, asked=asked)
+    how = {"launches": launches, "lacking": lacking, "asked": asked}
+    found = propose_command(sides, changes, errors=EndErrors(0.01, 0.01), **how)
     return [found.command.replace(" REF ", " HEAD ")]
 
 
@@ -200,9 +201,11 @@ GATES = {
     "folders": partial(deciding, change()),
     "folders, of a known commit": partial(deciding, change(), side=KNOWN_COMMIT),
     "folders of a lab": partial(deciding, change(), side=in_lab_of("host0", "host1", settings=SETTINGS)),
-    "folders of watched trainings": partial(deciding, change(), side={"watched": {"num_steps": 80}}),
     "in turns": partial(deciding, change(), launches=6, asked=IN_TURNS),
     "in turns, once": partial(deciding, change(0.8), launches=1, asked=IN_TURNS),
+    "in turns, too short a time": partial(
+        deciding, change(), launches=1, lacking=6, asked=("--max-time", "45s", *IN_TURNS)
+    ),
     "in turns, without times": partial(deciding, change(), launches=6, asked=IN_TURNS, total_s=None),
     "in turns, unknown": partial(deciding, change(None), launches=6, asked=IN_TURNS),
     "in turns, too noisy": partial(deciding, change(error=1.0), launches=6, asked=IN_TURNS),

@@ -60,7 +60,7 @@ MISTAKES = {
             for option in ("--dry-run", "--json", "--out x", "--resume x")
         ),
         ("--interleave no-such-reference", "git knows no 'no-such-reference'"),
-        ("--interleave . --quiet --python /nowhere/python", "/nowhere/python cannot be started"),
+        ("--interleave . --quiet --python /nowhere/python", "/nowhere/python: no such file"),
         ("--interleave . a b", "leave the results folders out"),
         ("only-one", "name two results folders"),
         ("a b --python python3", "name two results folders"),
