@@ -204,9 +204,10 @@ def _draw_ratio(axes: Any, one: Ratio, place: int, least: float, most: float) ->
     axes.annotate(one.written, (1, place), color=MUTED, **named, **beside)
     if math.isfinite(one.low):
         ends = [max(one.low, least), min(one.high, most)]
-        how = {"color": look["color"], "linewidth": 1.6, "markersize": 8, **named}
-        axes.plot(ends, [place] * 2, **how)
+        how = {"color": look["color"], "markersize": 8}
+        axes.plot(ends, [place] * 2, linewidth=1.6, marker="|", **how, **named)
         for end, own, arrow in zip(ends, (one.low, one.high), "<>", strict=True):
-            axes.plot([end], [place], marker="|" if end == own else arrow, **how)
+            if end != own:
+                axes.plot([end], [place], marker=arrow, **how)
     if least <= one.estimate <= most:
         axes.plot([one.estimate], [place], label=one.name, **named, **make_mark_look(look, hollow=one.hollow))
