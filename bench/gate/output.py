@@ -155,7 +155,10 @@ def _describe_launches(gate: Gate) -> list[str]:
     turns += f" (interim analyses after {looks})" if len(gate.looks) > 1 else ""
     turns += ", ended by --max-time" if gate.ended_early else ""
     if gate.num_launches == 1:
-        return [f"{turns}: another launch may differ by more.", "One launch cannot tell which changes this gate can resolve."]
+        return [
+            f"{turns}: another launch may differ by more.",
+            "One launch cannot tell which changes this gate can resolve.",
+        ]
     lines = [f"{turns}: intervals include launch-to-launch, not day-to-day, variation."]
     if (width := gate.compute_resolvable_change()) is not None:
         lines.append(f"This gate can resolve changes of about ±{100 * width:.2g}%.")
