@@ -247,7 +247,11 @@ def test_figures_and_notes_leave_no_blank_between_them(request, page):
 def test_what_warns_is_seen_without_a_click_and_the_rest_with_one(look_at, width):
     tab = look_at(width)
     card = tab.locator(".confidence")
-    for claim in ("Caution: rounds vary", "Next run? Unknown, for one run cannot tell.", "Other machines? Measure"):
+    for claim in (
+        "Caution: rounds vary",
+        "Next run? Unknown, for one run cannot tell.",
+        "Other machines? Measure",
+    ):
         assert card.locator("> p", has_text=claim).is_visible()
     assert tab.locator(".next .note", has_text="A DDP step").is_visible()
     advice = card.get_by_text("Run the same command twice more")
