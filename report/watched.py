@@ -127,20 +127,21 @@ def _list_parts(ranks: Sequence[WatchedRank]) -> list[str]:
 def tabulate_ranks(manifest: Manifest, ranks: Sequence[WatchedRank], shown: Sequence[str]) -> Table:
     """Tabulate the shown parts of a step by rank."""
     names = {part: _HEADINGS.get(part, part) for part in shown}
+    has_steps = all(one.step_ms for one in ranks)
     return Table(
         "Where a step goes, in ms",
         "Medians of each rank's steps that hold nothing back: parts need not add up to the step. "
         f"{WAITING[:1].upper()}{WAITING[1:]}: {_WAITS}.",
         (
             Heading("Rank", "number"),
-            Heading("step", "number"),
+            *([Heading("step", "number")] if has_steps else []),
             # A terminal has a line of its own for what stands in parentheses.
             *(Heading(re.sub(r" (and .*|of .*)", r" (\1)", names[part]), "number") for part in shown),
         ),
         tuple(
             (
                 name_rank(manifest, one.rank),
-                format_quantity(one.step_ms.estimate, "") if one.step_ms else "",
+                *([format_quantity(one.step_ms.estimate, "")] if has_steps and one.step_ms else []),
                 *(format_quantity(one.parts[part].estimate, "") for part in shown),
             )
             for one in ranks

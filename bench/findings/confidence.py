@@ -60,7 +60,8 @@ def assess_confidence(
         order = f"{len(undecided)} {are} not resolved. Others are reliable within this run."
     if compared and undecided == compared:
         order = "Nothing is resolved yet."
-    size = f"True values are in their intervals with 95% confidence.{f' Caution: {weak}.' if weak else ''}"
+    size = "This run's true values are in their intervals with 95% confidence."
+    size += f" Caution: {weak}." if weak else ""
     if all(one.answer == TOO_FEW for one in verdicts):
         size = "This is not known: there are too few rounds for intervals."
     others, _, _ = load.partition("; ")

@@ -30,7 +30,7 @@ TRAINER_NAMES = {"forward_sync_buffers": "ddp_broadcast_buffers"}
 
 BOUNDS = {
     REDUCED: ", the lower end without the all-reduce that it brings",
-    "loader": ", the lower end where workers find free cores",
+    "loader": ", more where workers and ranks share cores",
 }
 """Meanings of the ends of what a step would take."""
 

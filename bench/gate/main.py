@@ -96,7 +96,7 @@ def make_parser() -> cli.Parser:
         "--python",
         metavar="PATH",
         help="the baseline's interpreter, of another environment such as one with an old PyTorch; install "
-        "the packages that ddp-bench needs there, not ddp-bench itself (default: this interpreter)",
+        "ddp-bench there for its packages, the code that runs is this one (default: this interpreter)",
     )
     for name, side in (("--env", "candidate"), ("--baseline-env", "baseline")):
         measure.add_argument(

@@ -114,7 +114,7 @@ def check_interpreter(checkout: Checkout) -> None:
         raise UsageError(f"--python {checkout.python} is a folder; did you mean {meant}?")
     if shutil.which(checkout.python) is None and not Path(checkout.python).exists():
         raise UsageError(f"--python {checkout.python}: no such file; name an interpreter, as old/bin/python")
-    fix = "install ddp-bench for it, or name another with --python"
+    fix = "install ddp-bench for it (its packages), or name another with --python"
     try:
         done = subprocess.run(
             [checkout.python, "-c", _ASK, *REQUIRED_PACKAGES],

@@ -123,7 +123,7 @@ def test_changes_are_sorted_with_their_sign(open_gate_page):
     table = tab.locator("section[data-grid]").first
     header = table.locator("thead th", has_text="Change").first
     header.get_by_role("button").click()
-    changes = [cell for cell in column(table, header.inner_text().strip()) if cell]
+    changes = [cell for cell in column(table, header.inner_text().strip()) if "(" in cell]
     shares = [float(cell.split("%")[0].replace("\N{MINUS SIGN}", "-")) for cell in changes]
     assert any(cell.startswith("+") for cell in changes)
     assert shares == sorted(shares)

@@ -44,7 +44,10 @@ PROJECT = {
     "README.md": "",
 }
 RUNS = {
-    **dict.fromkeys(("BASELINE", "CANDIDATE", "OTHER", "BEFORE", "AFTER", "FOLDER"), "cpu-lab-1gbit-2hosts"),
+    **dict.fromkeys(
+        ("BASELINE", "CANDIDATE", "OTHER", "BEFORE", "AFTER", "FOLDER", "before", "after"),
+        "cpu-lab-1gbit-2hosts",
+    ),
     **dict.fromkeys(
         ("results/200mbit", "results/1gbit", "results/4gbit"), "predictions/resnet18-2hosts/1gbit"
     ),

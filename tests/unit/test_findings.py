@@ -328,7 +328,7 @@ def test_trust_sorts_cautions_by_what_they_weaken(kinds, order, size, alone):
     worth = assess_confidence(verdicts, cautions, on_cpu=False, repeats="Others held.")
     assert (worth.order, worth.size) == (
         order,
-        f"True values are in their intervals with 95% confidence.{size}",
+        f"This run's true values are in their intervals with 95% confidence.{size}",
     )
     more = f" Expect other times and rates than in this run: {alone}." if alone else ""
     assert worth.next_run == f"Others held.{more}"
@@ -336,7 +336,7 @@ def test_trust_sorts_cautions_by_what_they_weaken(kinds, order, size, alone):
     some = [verdict_of(EQUAL, ONE), verdict_of(UNRESOLVED, ONE)]
     assert assess_confidence(some, [], on_cpu=True, load="load; before it").lines == {
         "which is faster": "1 answer is not resolved. Others are reliable within this run.",
-        "by how much": "True values are in their intervals with 95% confidence. Load.",
+        "by how much": "This run's true values are in their intervals with 95% confidence. Load.",
         "next run": "",
         "other machines": "Measure on GPUs, for a device here is a CPU core.",
     }
@@ -345,11 +345,11 @@ def test_trust_sorts_cautions_by_what_they_weaken(kinds, order, size, alone):
 @pytest.mark.parametrize(
     ("by", "order", "size"),
     [
-        ((0.9, 1.2), OPEN_YET, "True values are in their intervals with 95% confidence."),
+        ((0.9, 1.2), OPEN_YET, "This run's true values are in their intervals with 95% confidence."),
         (
             (1.2, 1.3),
             "The answers are reliable within this run.",
-            "True values are in their intervals with 95% confidence.",
+            "This run's true values are in their intervals with 95% confidence.",
         ),
         ((NAN, NAN), OPEN_YET, "This is not known: there are too few rounds for intervals."),
     ],

@@ -53,7 +53,7 @@ def test_every_preset_resolves(preset):
         ({"gpus": "2,999999999"}, "more than 4096 devices"),
         ({"passes": "none,comm"}, "none stands alone"),
         *(({"workload": ""}, "--workload is empty"), ({"out": ""}, "--out is empty")),
-        ({"precision_target": "200%"}, "between 0 and 1"),
+        ({"precision_target": "200%"}, "above 0% and below 100%"),
         ({"precision": "fp8"}, "unknown value 'fp8'"),
         ({"arch": "resnet18", "workload": "a:b"}, "exclude each other"),
         ({"name": "../x"}, "may hold only"),
