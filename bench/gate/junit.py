@@ -17,6 +17,8 @@ from .wording import describe_change, format_change
 def write_junit(gate: Gate, *, allow_missing: bool) -> str:
     """Every case of the baseline: what regressed or is missing has failed, what is undecided was skipped.
 
+    Where conditions differ, nothing is known of any case, and all are skipped.
+
     The format that Jenkins and GitLab read: https://github.com/testmoapp/junitxml.
     """
     by_case: dict[str, list[Change]] = {}
@@ -65,7 +67,7 @@ def write_junit_error(error: UsageError) -> str:
 def _classify_outcome(gate: Gate, found: Sequence[Change], *, allow_missing: bool) -> tuple[str, str]:
     """`failure`, `skipped` or nothing, and why."""
     bad = {name: [c for c in found if c.verdict == name] for name in ("regressed", "missing")}
-    if bad["regressed"] or (bad["missing"] and not allow_missing):
+    if bad["regressed"] or (bad["missing"] and not (allow_missing or gate.conditions_block)):
         return "failure", "; ".join(map(describe_change, bad["regressed"] + bad["missing"]))
     left = [
         c for c in found if c in gate.undecided or c.verdict in ("missing", "not comparable", "not gated")

@@ -82,30 +82,29 @@ def read_gate(script):
     return gate_parser().parse_args(words[:end])
 
 
-def test_a_documented_job_compares_two_environments():
+def test_documented_jobs_compare_two_environments():
     """The interpreter of the baseline is of an environment that the job makes, with another torch."""
-    (job,) = (job for job in read_jobs()[0] if not any(map(is_ours, job["steps"])))
-    script = [step["run"] for step in job["steps"] if "run" in step]
-    gate = read_gate(script)
-    assert gate.interleave == "."
-    makes = {line.split()[3]: line for line in script if line.startswith("python -m venv ")}
-    assert gate.python == "old/bin/python"
-    assert (str(gate.html), str(gate.junit), job["steps"][-1]["with"]["path"]) == (
-        "gate.html",
-        "gate.xml",
-        "gate.*",
-    )
-    assert job["env"]["PIP_EXTRA_INDEX_URL"].endswith("/whl/cpu"), "as the first job, without CUDA"
-    torch = [re.search(r"torch==2\.(\d+)", makes[name])[1] for name in ("old", "new")]
-    assert int(torch[0]) < int(torch[1])
-    assert all(" -e . " in line and f"{name}/bin/pip" in line for name, line in makes.items())
+    ours, theirs = read_jobs()
+    (job,) = (job for job in ours if not any(map(is_ours, job["steps"])))
+    assert job["steps"][-1]["with"]["path"] == "gate.*"
+    steps = [step["run"] for step in job["steps"] if "run" in step]
+    for script, env in ((steps, job["env"]), (theirs[0]["script"], theirs[0]["variables"])):
+        gate = read_gate(script)
+        assert (gate.interleave, gate.python) == (".", "old/bin/python")
+        assert (str(gate.html), str(gate.junit)) == ("gate.html", "gate.xml")
+        makes = {line.split()[3]: line for line in script if line.startswith("python -m venv ")}
+        assert env["PIP_EXTRA_INDEX_URL"].endswith("/whl/cpu"), "as the first job, without CUDA"
+        torch = [re.search(r"torch==2\.(\d+)", makes[name])[1] for name in ("old", "new")]
+        assert int(torch[0]) < int(torch[1])
+        assert all(" -e . " in line and f"{name}/bin/pip" in line for name, line in makes.items())
 
 
-def test_the_documented_gitlab_job_keeps_what_the_gate_writes_and_lets_noise_pass():
-    (job,) = read_jobs()[1]
-    gate = read_gate(job["script"])
-    assert gate.interleave == "$CI_MERGE_REQUEST_DIFF_BASE_SHA"
-    assert job["artifacts"]["reports"]["junit"] == str(gate.junit)
-    assert job["artifacts"]["paths"] == [str(gate.html)]
+def test_the_documented_gitlab_jobs_keep_what_the_gate_writes_and_lets_noise_pass():
+    upgrade, job = read_jobs()[1]
+    assert read_gate(job["script"]).interleave == "$CI_MERGE_REQUEST_DIFF_BASE_SHA"
     assert job["variables"]["GIT_DEPTH"] == "0", "of a shallow clone git may not know the baseline"
-    assert job["allow_failure"]["exit_codes"] == [ExitCode.UNDECIDED]
+    for one in (upgrade, job):
+        gate = read_gate(one["script"])
+        assert one["artifacts"]["reports"]["junit"] == str(gate.junit)
+        assert one["artifacts"]["paths"] == [str(gate.html)]
+        assert one["allow_failure"]["exit_codes"] == [ExitCode.UNDECIDED]

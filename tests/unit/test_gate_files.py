@@ -457,6 +457,15 @@ def test_junit_says_who_was_compared_when_and_for_how_long(tmp_path):
     assert compared == told["compared"]
 
 
+def test_junit_of_sides_that_are_not_comparable_has_no_failure(tmp_path):
+    """One of them lacks a case of the other, which fails a gate of comparable sides."""
+    sides = [str(ROOT / f"results/samples/tune/resnet18-2hosts-{rate}.zip") for rate in ("1gbit", "2gbit")]
+    code = main([*sides, "--quiet", "--junit", str(tmp_path / "gate.xml")])
+    suite = ET.parse(tmp_path / "gate.xml").getroot()
+    assert code == ExitCode.UNDECIDED
+    assert (suite.get("failures"), suite.get("skipped")) == ("0", suite.get("tests"))
+
+
 def test_the_csv_names_units():
     runs = made_run(STEADY), made_run(STEADY)
     gate = gated(*runs)
