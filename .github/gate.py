@@ -20,7 +20,7 @@ VERDICTS = {0: "pass", 1: "regression", 3: "not comparable", 4: "not measured"}
 """By exit code of the gate where it shows no result; any other is an error."""
 
 HEADING = "## ddp-bench gate: "
-"""What its result begins with; the verdict follows."""
+"""Beginning of its result; the verdict follows."""
 
 CHOSEN = {one: one for one in ("regression", "missing", "undecided")} | {"nothing to compare": "new"}
 """Verdicts of which the input fail-on chooses, by its words; every other but a pass fails the step."""

@@ -18,6 +18,7 @@ from ..bench.common.numbers import (
     format_setting,
     make_singular,
 )
+from ..bench.common.text import begin_sentence
 from ..bench.findings.answers import select_headline
 from ..bench.findings.cautions import describe_load
 from ..bench.findings.verdicts import Verdict
@@ -81,7 +82,7 @@ def describe_status(manifest: Manifest, cases: Sequence[CaseResult], verdicts: S
     comparable = sum(not case.is_stand_in for case in select_unshared(ok))
     of_these = f", {comparable:,d} comparable" if 0 < comparable < len(ok) else ""
     parts = (
-        f"Interrupted, {said}" if interrupted else f"{said[:1].upper()}{said[1:]}",
+        f"Interrupted, {said}" if interrupted else begin_sentence(said),
         f"{len(ok):,d} of {format_count(len(cases), 'case')} measured{of_these}",
         f"{num_skipped:,d} skipped" if num_skipped else "",
         format_count(rounds, "round") if rounds else "",

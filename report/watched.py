@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ..bench.common.cli import NextStep
 from ..bench.common.numbers import format_count, format_interval, format_quantity, format_rough_duration
+from ..bench.common.text import begin_sentence
 from ..bench.findings.watched import conclude_watch, name_rank
 from ..bench.findings.watched_settings import describe_share
 from ..bench.machine.manifest import Manifest, Timing
@@ -78,9 +79,7 @@ def make_watched_page(run: RunData, files: Files) -> Page:
         setup=setup,
         cards=[*costs, *make_cards(found.others)],
         trust=found.trust,
-        following=NextStep(found.advice, again if found.advice.endswith(":") else "")
-        if found.advice
-        else None,
+        following=NextStep(found.advice, again if found.changes else "") if found.advice else None,
         notes=found.notes,
         intervals="95% intervals",
         figures=[draw_ranks(manifest, watched.ranks, shown)] if shown else [],
@@ -131,7 +130,7 @@ def tabulate_ranks(manifest: Manifest, ranks: Sequence[WatchedRank], shown: Sequ
     return Table(
         "Where a step goes, in ms",
         "Medians of each rank's steps that hold nothing back: parts need not add up to the step. "
-        f"{WAITING[:1].upper()}{WAITING[1:]}: {_WAITS}.",
+        f"{begin_sentence(WAITING)}: {_WAITS}.",
         (
             Heading("Rank", "number"),
             *([Heading("step", "number")] if has_steps else []),

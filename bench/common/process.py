@@ -121,13 +121,16 @@ def _stop_signals() -> list[signal.Signals]:
 
 @contextlib.contextmanager
 def raise_on_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise KeyboardInterrupt within, as Ctrl-C does; what cleans up is not disturbed."""
+    """Raise KeyboardInterrupt within at SIGTERM and SIGHUP, as at Ctrl-C; what cleans up is not disturbed.
 
-    def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    Its argument is the signal's number.
+    """
+
+    def _interrupt(number: int, _frame: FrameType | None) -> None:
         ignore_signals()
         _Interruption.came = bool(_Interruption.held)
         if not _Interruption.held:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(number)
 
     _Interruption.came = False
     before = {number: signal.signal(number, _interrupt) for number in _stop_signals()}

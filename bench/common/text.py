@@ -18,6 +18,11 @@ _CODED = re.compile(r"\\(\\|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})")
 _MARKUP = re.compile(r"[\\`*_<>#!|~&$@]|\](?=[\[(:])|://|(?<=[wW]{3})\.")
 
 
+def begin_sentence(text: str) -> str:
+    """Write the first letter as a capital, and the others as they are."""
+    return f"{text[:1].upper()}{text[1:]}"
+
+
 def escape_controls(text: str) -> str:
     r"""Text on one line for a terminal: control, escape and bidirectional characters as `\x1b`, `\u202e`.
 

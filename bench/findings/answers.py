@@ -46,8 +46,7 @@ def answer_questions(run: RunData) -> list[Verdict]:
         known = [one for one in run.compared if {one.case_id, one.reference_id} <= ids]
         wrapper, settings = answer_wrapper(here, known, run.manifest.margin), answer_settings(here, known)
         if wrapper and settings and settings.paste:  # a setting that is faster and trains the same
-            first, _, _ = settings.sentence.removesuffix(".").partition(". ")
-            wrapper = replace(wrapper, text=f"{wrapper.text}. {first}")
+            wrapper = replace(wrapper, text=f"{wrapper.text}. {settings.split_sentence()[0]}")
         straggler = describe_straggler(ddp, run.manifest, run.times)
         answers = wrapper, settings, answer_communication(ddp, run.typical, straggler)
         found += [replace(one, of=label) for one in answers if one]

@@ -91,15 +91,20 @@ def is_busy(manifest: Manifest) -> bool:
     return shares is not None and (shares[0] > MAX_BUSY or shares[1] > MAX_STEAL)
 
 
-def describe_load(manifest: Manifest) -> str:
+def describe_busy_cores(manifest: Manifest) -> str:
     """Say what others used of the cores; empty where that is not known."""
     if (shares := get_load_shares(manifest)) is None:
         return ""
     busy, steal = (f"{100 * share:.0f}%" for share in shares)
     guests = f", other guests {steal}" if shares[1] >= MIN_STEAL else ""
-    waiting = manifest.load_before
+    return f"other programs used {busy} of the cores{guests}"
+
+
+def describe_load(manifest: Manifest) -> str:
+    """Say what others used of the cores, and how many programs there were before; empty where not known."""
+    used, waiting = describe_busy_cores(manifest), manifest.load_before
     before = "" if waiting is None else f"; before the run {format_number(waiting, 2)} programs per core"
-    return f"other programs used {busy} of the cores{guests}{before}"
+    return f"{used}{before}" if used else ""
 
 
 def check_conditions(
@@ -124,7 +129,7 @@ def check_conditions(
     if is_busy(manifest) and any(case.device_type == "cpu" for case in cases):
         yield Caution(
             kind="other load",
-            text=f"{describe_load(manifest).partition(';')[0]} during the rounds: steps are longer than "
+            text=f"{describe_busy_cores(manifest)} during the rounds: steps are longer than "
             "on an idle machine",
             advice=f"stop other programs, or use a dedicated "
             f"machine; {format_command('doctor')} shows the load",

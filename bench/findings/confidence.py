@@ -8,6 +8,7 @@ from statistics import stdev
 from typing import Any, NamedTuple
 
 from ..common.numbers import format_count, format_percent
+from ..common.text import begin_sentence
 from ..machine.records import Record
 from ..results.case_result import CaseResult
 from ..results.comparisons import TOO_FEW, Comparison
@@ -44,7 +45,7 @@ def assess_confidence(
 ) -> Trust | None:
     """Assess how reliable the answers of a run are; None without any.
 
-    `load` is as `describe_load` says it, `repeats` as `describe_repeatability` does.
+    `load` is as `describe_busy_cores` says it, `repeats` as `describe_repeatability` does.
     """
     if not verdicts:
         return None
@@ -64,11 +65,10 @@ def assess_confidence(
     size += f" Caution: {weak}." if weak else ""
     if all(one.answer == TOO_FEW for one in verdicts):
         size = "This is not known: there are too few rounds for intervals."
-    others, _, _ = load.partition("; ")
     changed = f" Expect other times and rates than in this run: {transfer}." if transfer else ""
     return Trust(
         order=f"The answers are in doubt: {direction}." if direction else order,
-        size=f"{size} {others[:1].upper()}{others[1:]}." if others else size,
+        size=f"{size} {begin_sentence(load)}." if load else size,
         next_run=f"{repeats}{changed}",
         other_machines="Measure on GPUs, for a device here is a CPU core."
         if on_cpu

@@ -15,7 +15,7 @@ from ..results.comparisons import find_default
 from ..results.round_times import RoundTimes
 from ..results.store import RunData
 from .answers import ONE_DEVICE, answer_questions, select_headline
-from .cautions import Caution, check_conditions, check_rounds, describe_load
+from .cautions import Caution, check_conditions, check_rounds, describe_busy_cores
 from .communication import StepExplanation, explain_ddp_step
 from .confidence import Trust, assess_confidence, describe_repeatability
 from .next_step import propose_next_step
@@ -92,7 +92,7 @@ def conclude_run(run: RunData) -> Conclusion:
             verdicts,
             cautions,
             on_cpu=on_cpu,
-            load=describe_load(manifest) if on_cpu else "",
+            load=describe_busy_cores(manifest) if on_cpu else "",
             repeats=describe_repeatability(cases, run.compared, run.earlier),
         ),
         next_step=propose_next_step(run, verdicts, step, cautions),

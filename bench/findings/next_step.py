@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ..common.cli import NextStep, format_command
 from ..common.numbers import format_interval, format_rough_duration, format_short
-from ..common.text import escape_controls
+from ..common.text import begin_sentence, escape_controls
 from ..machine.manifest import Manifest
 from ..plan.case_settings import DDP_DEFAULTS, MODE_DEFAULTS
 from ..plan.settings import format_value
@@ -19,7 +19,7 @@ from ..results.comparisons import find_default
 from ..results.store import RunData
 from ..stats.fit import MIN_ROUNDS
 from .answers import label_variants, select_headline
-from .cautions import Caution, describe_load
+from .cautions import Caution, describe_busy_cores
 from .communication import COMMUNICATION_SAVINGS, OWN_WORK, StepExplanation, estimate_half_bytes
 from .notes import find_failed_modes
 from .verdicts import MIN_SHARE, Saving, Verdict
@@ -70,7 +70,7 @@ def propose_next_step(
     is_loaded = any(one.kind == "other load" for one in cautions)
     if any(verdict.is_open for verdict in verdicts):
         more = _propose_more_rounds(run, [one for one in verdicts if one.is_open])
-        stop = f"stop the other programs first ({describe_load(manifest).partition(';')[0]}); then: "
+        stop = f"stop the other programs first ({describe_busy_cores(manifest)}); then: "
         return replace(more, why=f"{stop}{more.why}") if is_loaded else more
     if is_loaded:
         return NextStep("reduce the background load first, then measure again", format_command("doctor"))
@@ -138,9 +138,7 @@ def _propose_larger_batch(
     size = int(ddp.batch or 0)
     if saving is None or not size or "batch_size" in first:
         return None
-    why = (
-        f"{saving.what[:1].upper()}{saving.what[1:]} takes {format_interval(saving.ms, 'ms')} of each step. "
-    )
+    why = f"{begin_sentence(saving.what)} takes {format_interval(saving.ms, 'ms')} of each step. "
     why += "Larger batches take fewer steps, but change the training: check the loss."
     cap = format_value(manifest.settings.get_first("bucket_cap_mb"))
     tried = {**first, "batch_size": format_value([size, 2 * size, 4 * size]), "bucket_cap_mb": cap}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..common.numbers import format_percent, format_ratio
+from ..common.text import begin_sentence
 from ..results.comparisons import EQUAL, FASTER, OPEN_ANSWERS, SLOWER, TOO_FEW, UNRESOLVED, Comparison
 from ..stats.fit import MIN_ROUNDS
 from ..stats.interval import Interval
@@ -81,7 +82,12 @@ class Verdict:
     def sentence(self) -> str:
         """The answer, the faster one and the number first; a setting stands as it is typed."""
         is_typed = "=" in self.text.partition(" ")[0]
-        return f"{self.text if is_typed else self.text[:1].upper() + self.text[1:]}."
+        return f"{self.text if is_typed else begin_sentence(self.text)}."
+
+    def split_sentence(self) -> tuple[str, str]:
+        """Return the first sentence, and those that continue it, without their last full stop."""
+        first, _, more = self.sentence.removesuffix(".").partition(". ")
+        return first, more
 
     @property
     def said(self) -> str:

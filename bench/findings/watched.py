@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..common.numbers import format_count, format_interval, format_number
-from ..common.text import escape_controls
+from ..common.text import begin_sentence, escape_controls
 from ..machine.manifest import Manifest
 from ..machine.watched import LateRank, Measured, Watched, WatchedRank
 from ..results.comparisons import FASTER
 from ..results.store import RunData
 from ..stats.interval import Interval
-from .cautions import describe_load
+from .cautions import describe_busy_cores
 from .findings import Conclusion, conclude_run
 from .verdicts import CAP, COMMUNICATION, MIN_SHARE, RESOLVED, Verdict
 from .watched_settings import Cost, conclude_settings, describe_share, make_interval, predict_step
@@ -83,14 +83,20 @@ class WatchConclusion:
         return next(iter(found), "")
 
     @property
+    def changes(self) -> list[str]:
+        """Return the changes to make, the one to begin with first."""
+        faster = [one for one in self.others if one.question == CAP and one.answer == FASTER]
+        return [
+            *(one.change for one in self.costs if one.change and one.ms),
+            *(f"Write {one.paste} in your script" for one in faster),
+            *(one.change for one in self.costs if one.change and not one.ms),
+        ]
+
+    @property
     def advice(self) -> str:
         """Say what to do first; empty without evidence."""
-        changes = [one.change for one in self.costs if one.change and one.ms]
-        faster = [one for one in self.others if one.question == CAP and one.answer == FASTER]
-        changes += [f"Write {one.paste} in your script" for one in faster]
-        changes += [one.change for one in self.costs if one.change and not one.ms]
-        if changes:
-            return f"{changes[0]}; then watch again and compare (COMMAND starts your training):"
+        if self.changes:
+            return f"{self.changes[0]}; then watch again and compare (COMMAND starts your training):"
         if any(one.question in (CAP, COMMUNICATION) and one.is_open for one in self.others):
             return "Watch a longer training, while no other program uses these cores."
         return FEWER_BYTES_REMEDY if self.costs else ""
@@ -116,12 +122,12 @@ def conclude_watch(run: RunData) -> WatchConclusion:
     case = found.cases[0] if found.cases else None
     step, exposed_ms = (case.step_ms, case.exposed_comm_ms) if case else (None, None)
     is_loaded = any(one.kind == "other load" for one in found.cautions)
-    load = describe_load(run.manifest).partition(";")[0] if is_loaded else ""
+    load = describe_busy_cores(run.manifest) if is_loaded else ""
     costs = conclude_settings(watched.settings, exposed_ms, step, load)
     costs += conclude_late_rank(run.manifest, watched.late, step)
     added = [one for one in found.verdicts if one.question == COMMUNICATION and one.answer == RESOLVED]
     if added and exposed_ms is not None:
-        fact, _, more = added[0].sentence.removesuffix(".").partition(". ")
+        fact, more = added[0].split_sentence()
         more = f"{more}. " if more else ""
         then = f"{more}Without communication {predict_step(step, exposed_ms)}."
         costs.append(Cost(added[0].title, f"{fact}.", then, exposed_ms))
@@ -148,7 +154,7 @@ def conclude_late_rank(manifest: Manifest, late: LateRank | None, step: Interval
     fact = f"Rank {rank} is a straggler: the others wait {waited} for it, {describe_share(later, step)}."
     change = REMEDIES.get(late.part, EQUAL_RANKS_REMEDY).format(rank=rank)
     then = predict_step(step, later)
-    remedy = f"{part[:1].upper()}{part[1:]} takes {longer} longer. {change}{f': {then}' if then else ''}."
+    remedy = f"{begin_sentence(part)} takes {longer} longer. {change}{f': {then}' if then else ''}."
     return [Cost("Straggler", fact, remedy, later, change)]
 
 

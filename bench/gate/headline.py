@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from ..common.numbers import format_count
-from ..common.text import format_list
+from ..common.text import begin_sentence, format_list
 from ..page.page import BAD, GOOD, UNSURE, Tone
 from .compare import Gate
 from .decide import Word
@@ -29,7 +29,7 @@ def describe_verdict(gate: Gate) -> str:
     """Say what was decided, and by which change: `Pass, no regression: throughput of DDP … changed by …`."""
     verdict = gate.decision.verdict
     words = "pass, no regression" if verdict == "pass" else verdict
-    return f"{words[:1].upper()}{words[1:]}: {_describe_reason(gate)}"
+    return f"{begin_sentence(words)}: {_describe_reason(gate)}"
 
 
 def _describe_reason(gate: Gate) -> str:

@@ -10,7 +10,7 @@ from ..common.cli import NextStep, get_message_prefix
 from ..common.console import Annotation
 from ..common.errors import ExitCode
 from ..common.numbers import format_count
-from ..common.text import escape_controls, format_list, to_json
+from ..common.text import begin_sentence, escape_controls, format_list, to_json
 from ..findings.wording import CPU_STAND_IN
 from ..page.page import Heading, Page, Table
 from .compare import Gate
@@ -87,7 +87,7 @@ def list_facts(gate: Gate) -> list[str]:
 
 
 def _make_sentence(said: str) -> str:
-    return f"{said[:1].upper()}{said[1:]}."
+    return f"{begin_sentence(said)}."
 
 
 def _format_lines(*found: Iterable[str]) -> list[str]:
@@ -140,7 +140,7 @@ def list_reasons(gate: Gate) -> list[str]:
             metric = f"{c.column.label} of " if c.column is not None else ""
             found.setdefault(c.verdict, {}).setdefault(c.reason, []).append(f"{metric}{c.name}")
     return [
-        f"{verdict[:1].upper()}{verdict[1:]}: {reason}{'' if len(by) == 1 else f' ({format_list(names)})'}."
+        f"{begin_sentence(verdict)}: {reason}{'' if len(by) == 1 else f' ({format_list(names)})'}."
         for verdict, by in found.items()
         for reason, names in by.items()
     ]

@@ -14,7 +14,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from ..common.console import PIPED_WIDTH
-from ..common.text import escape_controls, escape_lines
+from ..common.text import begin_sentence, escape_controls, escape_lines
 from .page import Cell, Heading, Page, Table
 
 TEXT_WIDTH = 100
@@ -37,7 +37,7 @@ def print_page(page: Page, *, place: str = "", piped_width: int = PIPED_WIDTH) -
     trust = [f"{claim.capitalize()}? {worth}" for claim, worth in page.trust.items()]
     why, command = (page.following.why, page.following.command) if page.following else ("", "")
     after = [("" if i else "Confidence", line) for i, line in enumerate(trust)]
-    after.append(("Next step", f"{why[:1].upper()}{why[1:]}"))
+    after.append(("Next step", begin_sentence(why)))
     ran = [("This run", page.status * (page.tone is None)), ("Conditions", " · ".join(page.setup))]
     answers = [(card.title, card.sentence) for card in page.cards]
     labels = max([LABEL_WIDTH, *(len(escape_controls(label)) + 2 for label, _ in (*answers, *after))])

@@ -22,7 +22,7 @@ import psutil
 
 from ..common.cli import TYPED_ENV, print_message
 from ..common.errors import UsageError
-from ..common.process import get_host_name
+from ..common.process import get_host_name, raise_on_signals
 from ..common.values import make_csv_parser, parse_option
 from ..plan.buckets import make_cap_arguments, parse_bucket_caps
 from ..results.disk import report_write_errors
@@ -35,8 +35,6 @@ PROGRESS_INTERVAL_S = 60.0
 POLL_INTERVAL_S = 0.1
 STOP_GRACE_S = 30.0
 """Seconds that the command has to end after SIGTERM, with --stop."""
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 MIN_HOOK_AT, MAX_HOOK_AT = 8, 30
 """Synchronised backwards without the hook, from which the step's own time comes."""
@@ -110,7 +108,7 @@ def run(command: Sequence[str], config: Mapping[str, Any], *, stop: bool, quiet:
     """
     folder, process = Path(config["folder"]), start(command, config)
     said_s, stopped_s, started = time.monotonic(), 0.0, list[psutil.Process]()
-    with handle_signals(process):
+    with forward_signals(process):
         while process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(POLL_INTERVAL_S)
@@ -131,23 +129,16 @@ def run(command: Sequence[str], config: Mapping[str, Any], *, stop: bool, quiet:
     return 0 if stopped_s else 128 - code if code < 0 else code
 
 
-class Stopped(BaseException):
-    """Signal that came while the report was made."""
-
-
 @contextlib.contextmanager
-def handle_signals(process: subprocess.Popen[bytes] | None = None) -> Iterator[None]:
-    """Pass signals on to the command, which a terminal's Ctrl-C reaches anyhow; without one raise Stopped."""
+def forward_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Pass signals on to the command; Ctrl-C of a terminal reaches it without us."""
 
-    def handle(number: int, _frame: FrameType | None) -> None:
-        if process is None:
-            for one in SIGNALS:
-                signal.signal(one, signal.SIG_IGN)
-            raise Stopped(number)
+    def forward(number: int, _frame: FrameType | None) -> None:
         if number != signal.SIGINT or not is_in_foreground():
             process.send_signal(number)
 
-    before = {number: signal.signal(number, handle) for number in SIGNALS}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, forward) for number in numbers}
     try:
         yield
     finally:
@@ -218,11 +209,11 @@ def report(folder: Path, ended: Collection[int], code: int, quiet: bool, *told: 
 
     `told` are the command and the load, as `write_result` takes them.
     """
-    with handle_signals():
+    with raise_on_signals():
         try:
             await_rows(folder, ended)
             write_result(folder, code, quiet, *told)
-        except Stopped as stopped:
+        except KeyboardInterrupt as stopped:
             write_result(folder, code, quiet, *told, with_page=False)
             return 128 + int(*stopped.args)
     return code

@@ -159,7 +159,7 @@ TRIED_GATES = set()
 
 
 def is_tried_gate(words):
-    """Whether a gate of two commits, which asks git much and needs no folder of a run, was tried before."""
+    """Tell whether a gate of two commits was tried before: it asks git much, and needs no folder of a run."""
     name, arguments = own(words) or ("", ())
     gate = tuple(arguments) if name == "gate" and "--interleave" in arguments else None
     is_known = gate in TRIED_GATES

@@ -334,7 +334,7 @@ def test_trust_sorts_cautions_by_what_they_weaken(kinds, order, size, alone):
     assert worth.next_run == f"Others held.{more}"
     assert assess_confidence([], cautions, on_cpu=False) is None
     some = [verdict_of(EQUAL, ONE), verdict_of(UNRESOLVED, ONE)]
-    assert assess_confidence(some, [], on_cpu=True, load="load; before it").lines == {
+    assert assess_confidence(some, [], on_cpu=True, load="load").lines == {
         "which is faster": "1 answer is not resolved. Others are reliable within this run.",
         "by how much": "This run's true values are in their intervals with 95% confidence. Load.",
         "next run": "",

@@ -110,7 +110,7 @@ def test_every_start_says_the_time_expected_then_what_is_left_and_can_be_resolve
 
 @pytest.mark.usefixtures("launches")
 def test_a_time_without_room_for_the_first_look_is_told_before_the_first_launch(capsys, monkeypatch):
-    """What is expected, what is left and what is made agree: one launch, whatever the time."""
+    """Agree in what is expected, what is left and what is made: one launch, whatever the time."""
     monkeypatch.setattr("ddp_bench.bench.common.console.PLAIN_INTERVAL_S", 0.0)
     measured(Decides(9), max_time_s=20)
     said = capsys.readouterr().err
