@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from ..common.numbers import choose_places, format_interval, format_number, format_to_places
@@ -59,6 +59,7 @@ def explain_step(
     contention: Interval | None = None,
     other: Interval | None = None,
     overheads: Mapping[str, Interval] | None = None,
+    measured: Iterable[Saving] = (),
 ) -> StepExplanation:
     """Say what a step consists of and what of it could be saved; all in milliseconds.
 
@@ -72,6 +73,7 @@ def explain_step(
         contention: exposed time beyond communication alone, where rounds tell it better than the difference.
         other: the rest of the step, where rounds tell it better than the difference.
         overheads: other costs that have a remedy, by their names in `REMEDIES`; they may lie within parts.
+        measured: savings of settings that were measured themselves.
     """
     is_resolved = bool(exposed and exposed.low > 0)
     costs: dict[str, Interval | None] = {EXPOSED: exposed} if is_resolved else {}
@@ -83,14 +85,11 @@ def explain_step(
             other = other.subtract(part)
     sums = {**parts, EXPOSED: exposed, "other": other}
     costs |= overheads or {}
-    savings = [
-        Saving(ms, what, REMEDIES[what])
-        for what, ms in costs.items()
-        if ms and ms.low > 0 and ms.estimate > MIN_SHARE * total.estimate
-    ]
+    savings = [*(Saving(ms, what, REMEDIES[what]) for what, ms in costs.items() if ms), *measured]
+    large = (one for one in savings if one.ms.low > 0 and one.ms.estimate > MIN_SHARE * total.estimate)
     return StepExplanation(
         _write_sum(total, sums) if parts else "",
-        tuple(sorted(savings, key=lambda saving: -saving.ms.estimate)),
+        tuple(sorted(large, key=lambda saving: -saving.ms.estimate)),
     )
 
 
@@ -245,6 +244,7 @@ def explain_ddp_step(
         costs |= {BUFFERS: buffers} | ({} if alone else {EXPOSED: beside and beside.subtract(buffers)})
         exposed, alone = (ms and ms.subtract(buffers) for ms in (exposed, alone))
         parts |= {"buffers": buffers} if parts else {}
+    saved = estimate_total({step: 1.0, (faster.faster_id, "timed"): -1.0}) if faster else None
     explained = explain_step(
         ddp.step_ms,
         parts,
@@ -253,6 +253,9 @@ def explain_ddp_step(
         contention=contention,
         other=estimate_total({local: 1.0, single: -share}),
         overheads={what: ms for what, ms in costs.items() if ms},
+        measured=[Saving(saved, "DDP's default settings", f"{faster.paste} (measured)")]
+        if faster and saved
+        else (),
     )
     if not explained.consists_of and not explained.savings:
         return None
@@ -268,8 +271,4 @@ def explain_ddp_step(
         else one
         for one in explained.savings
     ]
-    saved = estimate_total({step: 1.0, (faster.faster_id, "timed"): -1.0}) if faster else None
-    if faster and saved and saved.low > 0 and saved.estimate > MIN_SHARE * ddp.step_ms.estimate:
-        savings.append(Saving(saved, "DDP's default settings", f"{faster.paste} (measured)"))
-    savings.sort(key=lambda one: -one.ms.estimate)
     return StepExplanation(f"{whole}.", tuple(savings))
