@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..bench.common.numbers import format_interval, format_percent, format_quantity
+from ..bench.findings.watched import BUFFERS, COLLECTIVES, WAITING
 from ..bench.findings.wording import label_case
 from ..bench.page.drawing import (
     COLOURS,
@@ -25,10 +26,6 @@ from .cases import WorkloadCases, find_headline_count, select_mode
 
 BACKWARD, EXPOSED, MIXED = "backward", "exposed communication", "backward with communication"
 ALONE = "communication by itself"
-WAITING = "communication and waiting"
-BUFFERS, COLLECTIVES = "broadcast of buffers", "the script's own collectives"
-"""Parts of a watched training's step: after the last bucket of a rank is ready."""
-
 REST = "rest of DP: loss, optimizer, batch"
 """Part of a step of DataParallel, beside its own stages."""
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from ..bench.common.cli import NextStep
 from ..bench.common.numbers import format_count, format_interval, format_quantity, format_rough_duration
 from ..bench.common.text import begin_sentence
-from ..bench.findings.watched import conclude_watch, name_rank
-from ..bench.findings.watched_settings import describe_share
+from ..bench.findings.watched import PART_HEADINGS, WAITING, conclude_watch, list_parts, name_rank
+from ..bench.findings.watched_settings import write_estimate
 from ..bench.machine.manifest import Manifest, Timing
 from ..bench.machine.watched import Watched, WatchedRank
 from ..bench.page.page import Card, Figure, Heading, Page, Section, Table
@@ -21,7 +21,7 @@ from . import conditions, tables
 from .cases import group_workloads
 from .charts import draw_drift
 from .page import Files, make_cards
-from .step import BUFFERS, COLLECTIVES, WAITING, compute_bar_height, draw_bars
+from .step import compute_bar_height, draw_bars
 from .table import TERMS, tabulate
 
 _WAITS = "what a backward takes after its last bucket is ready"
@@ -35,19 +35,12 @@ _TERMS = {
     "buffers",
 }
 
-_HEADINGS = {
-    "waits": WAITING,
-    "buffers": BUFFERS,
-    "collectives": COLLECTIVES,
-}
-"""Headings of parts that are not headed by their own names."""
-
 
 def make_watched_page(run: RunData, files: Files) -> Page:
     """Make the page of a watched training; nothing on it is of the user's command or environment."""
     watched, manifest = run.manifest.watched or Watched(), run.manifest
     cases = [replace(one, arch=watched.script or one.arch) for one in run.results]
-    found, measured, shown = conclude_watch(run), group_workloads(cases), _list_parts(watched.ranks)
+    found, measured, shown = conclude_watch(run), group_workloads(cases), list_parts(watched.ranks)
     own = [replace(one, cases=one.cases[:1]) for one in measured[:1]]
     over_time = [draw_drift(one, run.times, key="w1", unit="step") for one in own]
     ddp = [case for case in cases if case.mode == "ddp"]
@@ -57,7 +50,7 @@ def make_watched_page(run: RunData, files: Files) -> Page:
         Card(
             one.title,
             "found" if one.ms else "open",
-            describe_share(one.ms, found.step) or "cost not measured",
+            one.describe_size(found.step),
             f"{one.fact} {one.remedy}",
         )
         for one in found.costs
@@ -69,6 +62,7 @@ def make_watched_page(run: RunData, files: Files) -> Page:
     told = conditions.group_conditions(manifest, cases)
     again = write_watch_comparison("after", str(run.path), "after")
     subtitle, setup = conditions.write_subtitle(run, measured, "run")
+    slowest = write_estimate(found.step) if found.step else ""
     each = f"{format_interval(found.step, 'ms')} per step" if found.step else ""
     return Page(
         title=f"{watched.script or 'training'}, watched",
@@ -84,7 +78,7 @@ def make_watched_page(run: RunData, files: Files) -> Page:
         intervals="95% intervals",
         figures=[draw_ranks(manifest, watched.ranks, shown)] if shown else [],
         tables_heading="Numbers",
-        tables=[tabulate_ranks(manifest, watched.ranks, shown)] if shown else [],
+        tables=[tabulate_ranks(manifest, watched.ranks, shown, slowest)] if shown else [],
         folds=[fold for fold in folds if fold.figures or fold.tables],
         files=files.tables,
         data=files.data,
@@ -99,7 +93,7 @@ def _describe_steps(watched: Watched, timing: Timing) -> str:
         f"{watched.num_compared:,d} of {format_count(watched.num_steps, 'optimizer step')} compared",
         f"{watched.num_probes:,d} of them held gradients back (probes)" if watched.num_probes else "",
         f"{format_rough_duration(timing.measuring_s)} of training" if timing.measuring_s else "",
-        f"ended: {timing.stopped_because}" if timing.stopped_because else "",
+        f"ended with {timing.stopped_because}" if timing.stopped_because else "",
     )
     return " · ".join(filter(None, parts))
 
@@ -117,22 +111,17 @@ def tabulate_times(case: CaseResult) -> Table:
     return Table("Step times", note, (Heading("Time"), Heading("ms", "number")), rows)
 
 
-def _list_parts(ranks: Sequence[WatchedRank]) -> list[str]:
-    """Return the parts that take time on any rank, in the order of the step."""
-    known = [part for part in ranks[0].parts if all(part in one.parts for one in ranks)] if ranks else []
-    return [part for part in known if any(one.parts[part].estimate > 0 for one in ranks)]
-
-
-def tabulate_ranks(manifest: Manifest, ranks: Sequence[WatchedRank], shown: Sequence[str]) -> Table:
-    """Tabulate the shown parts of a step by rank."""
-    names = {part: _HEADINGS.get(part, part) for part in shown}
+def tabulate_ranks(
+    manifest: Manifest, ranks: Sequence[WatchedRank], shown: Sequence[str], slowest: str
+) -> Table:
+    """Tabulate the shown parts of a step by rank; `slowest` is the time of a step of the slowest rank."""
+    names = {part: PART_HEADINGS.get(part, part) for part in shown}
     has_steps = all(one.step_ms for one in ranks)
     return Table(
         "Where a step goes, in ms",
-        "Medians of each rank's steps that hold nothing back: parts need not add up to the step. "
         f"{begin_sentence(WAITING)}: {_WAITS}.",
         (
-            Heading("Rank", "number"),
+            Heading("Rank", "short"),
             *([Heading("step", "number")] if has_steps else []),
             # A terminal has a line of its own for what stands in parentheses.
             *(Heading(re.sub(r" (and .*|of .*)", r" (\1)", names[part]), "number") for part in shown),
@@ -145,18 +134,26 @@ def tabulate_ranks(manifest: Manifest, ranks: Sequence[WatchedRank], shown: Sequ
             )
             for one in ranks
         ),
+        below=(_explain_sum(name_rank(manifest, ranks[0].rank), ranks[0], slowest),),
     )
+
+
+def _explain_sum(name: str, rank: WatchedRank, slowest: str) -> str:
+    """Explain why the parts of a rank, its step and the step of the slowest rank differ."""
+    parts_ms = format_quantity(sum(part.estimate for part in rank.parts.values()), "ms")
+    step = f", its median step takes {format_quantity(rank.step_ms.estimate, 'ms')}" if rank.step_ms else ""
+    last = f", and the slowest rank of a step takes {slowest}" if slowest else ""
+    return f"Each number is a median: the parts of rank {name} add up to {parts_ms}{step}{last}."
 
 
 def draw_ranks(manifest: Manifest, ranks: Sequence[WatchedRank], shown: Sequence[str]) -> Figure:
     """Draw a stacked bar for each rank."""
-    names = {part: _HEADINGS.get(part, part) for part in shown}
+    names = {part: PART_HEADINGS.get(part, part) for part in shown}
     bars = []
     for one in ranks:
         parts = {name: one.parts[part].estimate for part, name in names.items()}
-        bars.append(
-            (f"rank {name_rank(manifest, one.rank)}", format_quantity(sum(parts.values()), "ms"), parts)
-        )
+        whole = f"{format_quantity(sum(parts.values()), 'ms')} in parts"
+        bars.append((f"rank {name_rank(manifest, one.rank)}", whole, parts))
     rank, _, parts = bars[0]
     largest = max(parts, key=lambda name: parts[name])
     return Figure(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..common.numbers import format_count, format_interval, format_number
 from ..common.text import begin_sentence, escape_controls
 from ..machine.manifest import Manifest
 from ..machine.watched import LateRank, Measured, Watched, WatchedRank
+from ..results.commands import COMMAND_MEANING
 from ..results.comparisons import FASTER
 from ..results.store import RunData
 from ..stats.interval import Interval
@@ -28,6 +29,11 @@ PART_NAMES = {
 }
 """Parts of a rank's own work in a sentence."""
 
+WAITING = "communication and waiting"
+BUFFERS, COLLECTIVES = "broadcast of buffers", "the script's own collectives"
+PART_HEADINGS = {"waits": WAITING, "buffers": BUFFERS, "collectives": COLLECTIVES}
+"""Headings of parts that are not headed by their own names; a rank waits after its last bucket is ready."""
+
 MIN_SLOWER_PART = 0.02
 """Share of the step by which a part is surely longer on one rank, to be told where none is late in all."""
 
@@ -43,6 +49,12 @@ FEWER_BYTES_REMEDY = (
     "Communicate less often or less: a larger batch, accumulation under no_sync(), or 16-bit gradients "
     "(register_comm_hook with bf16_compress_hook), which change the training."
 )
+
+
+def list_parts(ranks: Sequence[WatchedRank]) -> list[str]:
+    """Return the parts that take time on any of these ranks, in the order of the step."""
+    known = [part for part in ranks[0].parts if all(part in one.parts for one in ranks)] if ranks else []
+    return [part for part in known if any(one.parts[part].estimate > 0 for one in ranks)]
 
 
 def make_measured(found: Interval) -> Measured:
@@ -96,7 +108,7 @@ class WatchConclusion:
     def advice(self) -> str:
         """Say what to do first; empty without evidence."""
         if self.changes:
-            return f"{self.changes[0]}; then watch again and compare (COMMAND starts your training):"
+            return f"{self.changes[0]}; then watch again and compare{COMMAND_MEANING}"
         if any(one.question in (CAP, COMMUNICATION) and one.is_open for one in self.others):
             return "Watch a longer training, while no other program uses these cores."
         return FEWER_BYTES_REMEDY if self.costs else ""
@@ -153,9 +165,9 @@ def conclude_late_rank(manifest: Manifest, late: LateRank | None, step: Interval
     waited, longer = write_ms(late.later_ms), write_ms(late.parts.get(late.part))
     fact = f"Rank {rank} is a straggler: the others wait {waited} for it, {describe_share(later, step)}."
     change = REMEDIES.get(late.part, EQUAL_RANKS_REMEDY).format(rank=rank)
-    then = predict_step(step, later)
+    then, after_ms = predict_step(step, later), step and step.subtract(later)
     remedy = f"{begin_sentence(part)} takes {longer} longer. {change}{f': {then}' if then else ''}."
-    return [Cost("Straggler", fact, remedy, later, change)]
+    return [Cost("Straggler", fact, remedy, later, change, after_ms)]
 
 
 def name_rank(manifest: Manifest, rank: int) -> str:

@@ -28,6 +28,9 @@ REDUCED = "reduced"
 TRAINER_NAMES = {"forward_sync_buffers": "ddp_broadcast_buffers"}
 """Names of TrainingArguments that are not made of a prefix and the argument's own name."""
 
+MOST = "up to "
+"""Beginning of a share of which only the upper limit tells anything."""
+
 BOUNDS = {
     REDUCED: ", the lower end without the all-reduce that it brings",
     "loader": ", more where workers and ranks share cores",
@@ -47,6 +50,17 @@ class Cost(NamedTuple):
     """Milliseconds of each step, which are the most that the change saves; None where they are not known."""
     change: str = ""
     """Change to make, as a sentence without its full stop; empty where none is known."""
+    after_ms: Interval | None = None
+    """Milliseconds that a step would take after the change; None where they are not known."""
+
+    def describe_size(self, step: Interval | None) -> str:
+        """Say what the change saves of a step at most; where that is not known, what the cost is."""
+        if self.ms is None:
+            return "cost not measured"
+        share = describe_share(self.ms, step)
+        ms = write_estimate(self.ms, self.ms.high if share.startswith(MOST) else self.ms.estimate)
+        size = ", ".join(filter(None, (ms, share.removeprefix(MOST))))
+        return f"a fix saves up to {size}" if self.after_ms and self.change else f"costs {size}"
 
 
 def make_interval(found: Measured) -> Interval:
@@ -55,20 +69,27 @@ def make_interval(found: Measured) -> Interval:
     return Interval(found.estimate, *ends)
 
 
+def write_estimate(found: Interval, ms: float | None = None) -> str:
+    """Write the estimate of an interval, or another value of it, with as many places as with its ends."""
+    value = found.estimate if ms is None else ms
+    return format_to_places(Interval(value, math.nan, math.nan), choose_places(found), "ms")
+
+
 def describe_share(cost: Interval | None, step: Interval | None) -> str:
     """Say which share of a step a cost is, its most where that is far more; empty where one is not known."""
     if not cost or not step:
         return ""
     share, most = (100 * ms / step.estimate for ms in (cost.estimate, cost.high))
-    return f"up to {most:.0f}% of each step" if most > 2 * share + 1 else f"{share:.0f}% of each step"
+    return f"{MOST}{most:.0f}% of each step" if most > 2 * share + 1 else f"{share:.0f}% of each step"
 
 
 def predict_step(step: Interval | None, saved: Interval) -> str:
     """Say what a step would take without a cost; empty where the step is not known."""
     if step is None:
         return ""
-    now = format_to_places(Interval(step.estimate, math.nan, math.nan), choose_places(step), "ms")
-    return f"a step would take {format_interval(step.subtract(saved), 'ms')} instead of {now}"
+    return (
+        f"a step would take {format_interval(step.subtract(saved), 'ms')} instead of {write_estimate(step)}"
+    )
 
 
 def conclude_settings(
@@ -85,19 +106,21 @@ def conclude_settings(
         if one.name == "micro-steps" and exposed_ms is not None and one.of:
             ms = exposed_ms.scale(one.amount / one.of)
         known = ms if ms and ms.low > 0 else None
-        takes, then = "costs time that was not measured", ""
+        takes, then, after_ms = "costs time that was not measured", "", None
         if known:
             takes = f"takes {format_interval(known, 'ms')}, {describe_share(known, step)}"
-            then = f": {predict_step(step, known)}{BOUNDS.get(one.value or one.name, '')}" if step else ""
             if one.name == "loader" and load:
                 then = f". How much that saves is not known: {load}"
+            elif step:
+                after_ms = step.subtract(known)
+                then = f": {predict_step(step, known)}{BOUNDS.get(one.value or one.name, '')}"
         elif ms and math.isfinite(ms.high):
             takes = f"takes at most {format_number(max(ms.high, 0.0), 2)} ms of each step"
         fact, change = map(escape_controls, _describe(one, takes))
         change = f"Try {change}"
         is_large = known and step and known.estimate >= MIN_SHARE * step.estimate
         if is_large or one.name not in COMMON_SETTINGS:
-            costs.append(Cost(one.name.capitalize(), f"{fact}.", f"{change}{then}.", known, change))
+            costs.append(Cost(one.name.capitalize(), f"{fact}.", f"{change}{then}.", known, change, after_ms))
     return costs
 
 

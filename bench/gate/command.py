@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ..common import cli, values
@@ -13,6 +14,7 @@ from ..common.errors import ExitCode, NotComparableError, NothingToCompareError,
 from ..common.text import escape_markdown
 from ..page import render, terminal
 from ..results.case_columns import GATED_METRICS
+from ..results.commands import name_training
 from ..results.run_folder import write_output
 from . import output as gate_output
 from . import page as gate_page
@@ -117,7 +119,9 @@ def _report_gate(options: argparse.Namespace, gate: Gate, first: GateRun, second
     elif options.markdown:
         print(render_markdown())
     elif not options.quiet:
-        terminal.print_page(gate_output.make_outline(gate))
+        page = gate_output.make_outline(gate)
+        following = name_training(page.following, first.manifest.watched)
+        terminal.print_page(replace(page, following=following))
 
 
 def _write(place: Path, content: str, option: str) -> None:

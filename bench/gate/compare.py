@@ -37,6 +37,7 @@ from .more import (
     write_distinguishing_command,
 )
 from .runs import LAUNCH_OFFSET, SWEPT_COLUMNS, GateCase, GateRun, find_run_differences
+from .watched import StepChange, compare_steps
 
 OF_THE_MACHINE: dict[str, Any] = {
     "verdict": "undecided",
@@ -71,6 +72,8 @@ class Gate:
     looks: tuple[int, ...]
     """Numbers of launches after which it could have ended."""
     decision: Decision
+    steps: StepChange | None = None
+    """Steps of two watched trainings; None of runs, and where it is not known."""
     machine: tuple[str, ...] = ()
     """Facts about the machine while both sides were measured."""
     cautions: tuple[str, ...] = ()
@@ -254,6 +257,10 @@ def compare(
         num_launches=num_launches if interleaved else 1,
         looks=tuple(looks),
         decision=decide(found, policy),
+        steps=next(
+            (compare_steps(baseline, candidate, c) for c in found if watched and c.metric == "images_per_s"),
+            None,
+        ),
         machine=machine,
         cautions=cautions,
     )

@@ -16,7 +16,7 @@ from ..common.text import escape_controls
 from ..findings.cautions import describe_load, is_busy
 from ..machine.manifest import Manifest
 from ..plan.resolve import write_options
-from ..results.commands import rewrite_command, write_command, write_watch_comparison
+from ..results.commands import COMMAND_MEANING, rewrite_command, write_command, write_watch_comparison
 from ..stats.interval import Estimate
 from .checkouts import WORKING_TREE
 from .judge import Change, EndErrors
@@ -126,7 +126,7 @@ def write_distinguishing_command(
 ) -> DecidingCommand | None:
     """Return the command that tells a change of the code from one of the machine; None without one."""
     if baseline.watched:  # which no gate starts
-        why = "to tell the script from the machine, watch the baseline again, COMMAND being what trained it"
+        why = f"to tell the script from the machine, watch the baseline again{COMMAND_MEANING}"
         steps = f"{baseline.watched.num_steps}"  # it may have no more
         return DecidingCommand(why, write_watch_comparison("again", "again", str(path), "--steps", steps))
     whole = write_interleave_command(baseline, candidate)

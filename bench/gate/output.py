@@ -16,6 +16,7 @@ from ..page.page import Heading, Page, Table
 from .compare import Gate
 from .decide import INFORMATIVE_ERRORS, MAX_ERROR, Word
 from .headline import TONES, describe_verdict
+from .watched import make_cards, tabulate_parts
 from .wording import describe_change, format_row
 
 NOT_INTERLEAVED = "The runs were not interleaved: a change may be the machine's, not the code's."
@@ -45,15 +46,18 @@ _DIFFERENCES = (Heading("Condition"), Heading("Baseline"), Heading("Candidate"),
 def make_outline(gate: Gate) -> Page:
     """Make the page of a gate without its figures: the decision, the table, how to read it, what to do."""
     verdict = gate.decision.verdict
+    parts = [tabulate_parts(gate.code.baseline, gate.code.candidate)] if gate.steps else []
+    tables = (_tabulate_changes(gate), *parts, _tabulate_differences(gate))
     return Page(
         title="",
         status=describe_verdict(gate),
         tone=TONES[verdict],
         facts=list_facts(gate),
+        cards=make_cards(gate.steps) if gate.steps else [],
         warnings=list_warnings(gate),
         following=gate.more or (NextStep(NEXT_STEPS[verdict], "") if verdict in NEXT_STEPS else None),
         notes=list_notes(gate),
-        tables=[table for table in (_tabulate_changes(gate), _tabulate_differences(gate)) if table.rows],
+        tables=[table for table in tables if table.rows],
     )
 
 
@@ -112,6 +116,8 @@ def list_notes(gate: Gate) -> list[str]:
                 f"{100 * (1 - INFORMATIVE_ERRORS.worse - INFORMATIVE_ERRORS.better):g}% by itself."
             )
         lines += _describe_launches(gate)
+    if gate.steps:
+        lines.append("Times of steps have 95% intervals; their difference has the interval of the change.")
     if gate.interleaved and any(c.metric == "speedup" for c in gate.shown):
         lines.append("Speed-up is the typical ratio within rounds, not the quotient of the two rates shown.")
     if any(c.column is not None and c.column.in_parts_of for c in gate.shown):
@@ -199,6 +205,7 @@ def encode_gate(gate: Gate) -> str:
             "machine": gate.machine,
             "cautions": gate.cautions,
             "load": {"baseline": gate.code.baseline.load, "candidate": gate.code.candidate.load},
+            "steps": gate.steps,  # of watched trainings, ms
             "comparisons": gate.comparisons,
         }
     )

@@ -185,6 +185,15 @@ def find_run_differences(
     """Conditions and settings that differ, blocking ones first."""
     found = _find_case_differences([(ours.result, theirs.result) for ours, theirs in pairs])
     found += find_differences(baseline.manifest, candidate.manifest, Question.GATE)
+    ours, theirs = (run.manifest.watched for run in (baseline, candidate))
+    if ours and theirs:
+        settings = ours.list_settings(), theirs.list_settings()
+        both = {name: tuple(side[name] for side in settings) for name in settings[0]}
+        found += [
+            Difference(name=name, then=then, now=now, blocking=False)
+            for name, (then, now) in both.items()
+            if then != now
+        ]
     return tuple(sorted(found, key=lambda difference: not difference.blocking))
 
 

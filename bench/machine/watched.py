@@ -58,6 +58,16 @@ class WatchedSetting(Record, frozen=True):
     value: str = ""
 
 
+SETTINGS = {
+    "loader": ("num_workers", "{0.amount}", "no DataLoader"),
+    "pinning": ("pin_memory", "False", "True"),
+    "micro-steps": ("averages of gradients before the last micro-step", "{0.amount}", "0"),
+    "threads": ("threads of operators", "{0.amount} on {0.of} cores", "no more than cores"),
+    "debug": ("TORCH_DISTRIBUTED_DEBUG", "{0.value}", "OFF"),
+}
+"""Settings that only a watch records: their name, their value, and that of a training without a finding."""
+
+
 class Watched(Record, frozen=True):
     """A user's own training that was watched."""
 
@@ -83,3 +93,12 @@ class Watched(Record, frozen=True):
     """Percent of that rank's steps."""
     notes: tuple[str, ...] = ()
     """Messages of the ranks."""
+
+    def find_setting(self, name: str) -> WatchedSetting | None:
+        """Return the setting of this name; None where the watch did not record it."""
+        return next((one for one in self.settings if one.name == name), None)
+
+    def list_settings(self) -> dict[str, str]:
+        """Return the values of `SETTINGS` by their names."""
+        found = ((self.find_setting(name), told) for name, told in SETTINGS.items())
+        return {label: text.format(one) if one else usual for one, (label, text, usual) in found}

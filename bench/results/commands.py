@@ -5,11 +5,13 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from ..common.cli import format_command, quote_word, split_command
+from ..common.cli import NextStep, format_command, quote_word, split_command
 from ..common.text import escape_controls
 from ..machine.manifest import Manifest
+from ..machine.watched import Watched
 from ..plan.resolve import PRESETS, write_options
 from ..plan.settings import format_value
 
@@ -108,7 +110,25 @@ def write_resume_command(manifest: Manifest, folder: Path, **changes: str) -> st
     return wrap_in_lab(manifest, rewrite_command(head, resume=str(folder), **code, **changes))
 
 
+COMMAND = "COMMAND"
+"""Word for the user's command, which no file but the manifest holds."""
+
+COMMAND_MEANING = f" ({COMMAND} starts your training)"
+
+
 def write_watch_comparison(out: str, baseline: str, candidate: str, *options: str) -> str:
     """Write what watches a training, started by COMMAND, into `out`, and gates two such folders."""
-    watch = format_command("watch", *options, "--out", out, "--", "COMMAND")
+    watch = format_command("watch", *options, "--out", out, "--", COMMAND)
     return escape_controls(f"{watch} && {format_command('gate', baseline, candidate)}")
+
+
+def name_training(step: NextStep | None, watched: Watched | None) -> NextStep | None:
+    """Put the user's command in place of COMMAND, for the user's terminal.
+
+    The words that a launcher gives each of its ranks, a script or `-m`, start no training by themselves.
+    """
+    words = watched.command if watched else ()
+    if step is None or not words or words[0] == "-m" or words[0].endswith(".py"):
+        return step
+    command = step.command.replace(f" -- {COMMAND} ", f" -- {' '.join(map(quote_word, words))} ", 1)
+    return replace(step, why=step.why.replace(COMMAND_MEANING, "", 1), command=command)

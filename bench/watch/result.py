@@ -6,6 +6,7 @@ import contextlib
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -31,6 +32,7 @@ from ..machine.watched import Watched, WatchedRank
 from ..page.terminal import print_page
 from ..plan.case import Case
 from ..plan.settings import Settings
+from ..results.commands import name_training
 from ..results.disk import report_write_errors
 from ..results.run_folder import RunWriter, format_path
 from ..results.store import load_run
@@ -86,7 +88,8 @@ def write_result(
     place = write_page(folder, page)
     if not quiet:
         with contextlib.redirect_stdout(sys.stderr):  # stdout is the user's
-            print_page(page, place=format_path(place) if place else "")
+            following = name_training(page.following, Watched(command=tuple(command)))
+            print_page(replace(page, following=following), place=format_path(place) if place else "")
 
 
 def describe_watch(

@@ -17,8 +17,8 @@ from made_project import commit
 from PIL import Image
 from stand_ins import Patch
 from test_watch_gpu import on_gpus
-from test_watch_reader import training, watched_run
 from tried_commands import check_names, put_run, stop_at_processes, tried
+from watched_folders import training, watched_run
 
 from ddp_bench.__main__ import load_main
 

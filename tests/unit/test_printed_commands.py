@@ -17,8 +17,8 @@ from finding_cases import CAP_1, CAP_25, CPU, DDP, DP, FAILED, NAN, SINGLE, expo
 from made import made_manifest
 from made_project import commit
 from report_runs import case, measured
-from test_watch_reader import training, write_rows
 from tried_commands import put_run, stop_at_processes, tried
+from watched_folders import training, write_rows
 
 from ddp_bench.__main__ import COMMANDS, load_main
 from ddp_bench.bench.common.cli import TYPED_ENV

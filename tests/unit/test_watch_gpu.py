@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 
 import pytest
-from test_watch_reader import EXPOSED_S, OWN_S, step_rows, training, watched_run, write_rows
+from watched_folders import EXPOSED_S, OWN_S, step_rows, training, watched_run, write_rows
 
 from ddp_bench.bench.findings.watched import conclude_watch
 from ddp_bench.bench.predict.main import main as predict

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from test_watch_reader import OWN_S, step_rows, training, watched_run, write_rows
+from watched_folders import OWN_S, change_rows, step_rows, trained, training, watched_run, write_rows
 
 from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.findings.verdicts import CAP, COMMUNICATION
@@ -34,9 +34,7 @@ def race(added_s, *, rounds=10, noise=0.01, seed=0, missing=()):
 def raced_run(folder, added_s, *, own="default", **more):
     """The loaded run of a training whose script has the cap `own`, with a race at its end."""
     write_rows(folder, [*training(WATCHED, noise=0.01), *race(added_s, **more)])
-    for file in (folder / "ranks").iterdir():
-        file.write_text(file.read_text().replace('"why": null', f'"why": null, "bucket_cap_mb": "{own}"'))
-    return watched_run(folder)
+    return watched_run(change_rows(folder, model={"bucket_cap_mb": own}))
 
 
 def verdict_of(run, question=CAP):
@@ -58,7 +56,7 @@ def test_the_cap_that_is_faster_is_named_with_its_interval_and_what_to_write(tmp
     assert verdict_of(run, COMMUNICATION).answer == "resolved", "the script's own cap still has its probes"
     assert (
         conclude_watch(run).advice
-        == f"Write {found.paste} in your script; then watch again and compare (COMMAND starts your training):"
+        == f"Write {found.paste} in your script; then watch again and compare (COMMAND starts your training)"
     )
     assert "which is faster" in conclude_watch(run).trust
 
@@ -91,7 +89,7 @@ def test_rounds_without_the_scripts_own_cap_say_nothing(tmp_path):
 
 
 def test_raced_steps_are_no_part_of_what_is_told_of_the_training(tmp_path):
-    plain = watched_run(write_rows(tmp_path / "plain", training(WATCHED, noise=0.01)))
+    plain = trained(tmp_path / "plain", WATCHED, noise=0.01)
     raced = raced_run(tmp_path / "raced", {"default": 0.5, "1": 0.9})
     assert raced.manifest.watched.ranks == plain.manifest.watched.ranks
     assert raced.manifest.watched.num_probes == plain.manifest.watched.num_probes

@@ -3,23 +3,16 @@
 import json
 
 import pytest
-from test_watch_reader import EACH, EXPOSED_S, OWN_S, step_rows, training, watched_run, write_rows
+from watched_folders import EACH, EXPOSED_S, OWN_S, change_rows, step_rows, training, watched_run, write_rows
 
 from ddp_bench.bench.findings.watched import conclude_watch
 
 NAME = "train.py:42"
 
 
-def changed_run(folder, steps, *, start=None, model=None, rows=(), num_ranks=2):
+def changed_run(folder, steps, *, rows=(), num_ranks=2, **by_kind):
     """A watched folder whose rows of processes and models say more."""
-    write_rows(folder, steps, num_ranks=num_ranks)
-    for file in (folder / "ranks").iterdir():
-        found = [json.loads(line) for line in file.read_text().splitlines()]
-        for row in found:
-            row.update({"start": start or {}, "model": model or {}}.get(row["kind"], {}))
-        found[2:2] = rows
-        file.write_text("".join(f"{json.dumps(row)}\n" for row in found))
-    return watched_run(folder)
+    return watched_run(change_rows(write_rows(folder, steps, num_ranks=num_ranks), rows, **by_kind))
 
 
 def with_rows(steps, **more):

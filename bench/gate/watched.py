@@ -1,0 +1,143 @@
+"""Two watched trainings in a gate: milliseconds of their steps, and what the first watch expected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import nlargest
+
+from ..common.numbers import format_interval, format_quantity
+from ..findings.cautions import describe_busy_cores, is_busy
+from ..findings.watched import PART_HEADINGS, conclude_late_rank, list_parts, name_rank
+from ..findings.watched_settings import Cost, conclude_settings, write_estimate
+from ..machine.manifest import Manifest
+from ..machine.watched import Watched, WatchedRank, WatchedSetting
+from ..page.page import BAD, GOOD, Card, Heading, Table
+from ..stats.interval import Interval
+from .judge import Change
+from .runs import GateRun
+
+MAX_RANKS = 4
+"""Ranks in the table of parts: those on which a part changed most."""
+
+
+@dataclass(frozen=True)
+class Promise:
+    """Step that the watch of the baseline expected of a change that the candidate has."""
+
+    title: str
+    change: str
+    expected_ms: Interval
+
+
+@dataclass(frozen=True)
+class StepChange:
+    """Milliseconds of a step on both sides of a gate."""
+
+    baseline_ms: Interval
+    candidate_ms: Interval
+    difference_ms: Interval
+    """Candidate less baseline, with the interval of the change that the gate judges."""
+    promises: tuple[Promise, ...]
+
+
+def compare_steps(baseline: GateRun, candidate: GateRun, rate: Change) -> StepChange | None:
+    """Compare the steps of two watched trainings by the change of their rate; None where it is not known."""
+    before, after = (run.cases[0].result.step_ms for run in (baseline, candidate))
+    if before is None or after is None or rate.ratio is None:
+        return None
+    difference = rate.ratio.invert(before.estimate).shift(-before.estimate)
+    return StepChange(before, after, difference, tuple(_find_promises(baseline, candidate.manifest)))
+
+
+def _find_promises(baseline: GateRun, candidate: Manifest) -> Iterator[Promise]:
+    """Find what the baseline's watch expected of the changes that the candidate has."""
+    manifest, case = baseline.manifest, baseline.cases[0].result
+    before, after = manifest.watched or Watched(), candidate.watched or Watched()
+    changed = [one for one in before.settings if _is_changed(one, after.find_setting(one.name))]
+    load = describe_busy_cores(manifest) if is_busy(manifest) else ""
+    costs: list[Cost] = conclude_settings(changed, case.exposed_comm_ms, case.step_ms, load)
+    if not (after.late and after.late.is_straggler):
+        costs += conclude_late_rank(manifest, before.late, case.step_ms)
+    for one in costs:
+        if one.after_ms is not None:
+            change = "equal ranks" if one.title == "Straggler" else one.change.removeprefix("Try ")
+            yield Promise(one.title, change, one.after_ms)
+
+
+def _is_changed(before: WatchedSetting, after: WatchedSetting | None) -> bool:
+    """Tell whether a setting is no longer as costly: a loader has more workers, another is gone or rarer."""
+    if before.name == "loader":
+        return after is not None and after.amount > before.amount
+    return after is None or after.amount < before.amount
+
+
+def _write_change(ms: float) -> str:
+    """Write a change with its sign."""
+    return f"{'+' if ms > 0 else ''}{format_quantity(ms, '')}"
+
+
+def make_cards(found: StepChange) -> list[Card]:
+    """Make a card of the step on both sides, and one of each promise."""
+    before, after = (format_interval(ms, "ms") for ms in (found.baseline_ms, found.candidate_ms))
+    change, word, tone = found.difference_ms, "more", BAD
+    if change.estimate < 0:
+        change, word, tone = Interval(0.0, 0.0, 0.0).subtract(change), "less", GOOD
+    alone = " alone" if len(found.promises) > 1 else ""
+    step = Card(
+        "Step",
+        tone.name if change.low > 0 else "open",
+        f"{write_estimate(change)} {word} per step",
+        f"A step takes {after} in the candidate and {before} in the baseline: "
+        f"{format_interval(change, 'ms')} {word}.",
+    )
+    return [
+        step,
+        *(
+            Card(
+                one.title,
+                "equal",
+                f"expected {write_estimate(one.expected_ms)}, took {write_estimate(found.candidate_ms)}",
+                f"The watch of the baseline expected {format_interval(one.expected_ms, 'ms')} with "
+                f"{one.change}{alone}; the candidate takes {after}.",
+            )
+            for one in found.promises
+        ),
+    ]
+
+
+def _compare_parts(ours: WatchedRank, theirs: WatchedRank) -> Iterator[tuple[str, tuple[float, float]]]:
+    """Yield the step of a rank and its parts, each with its milliseconds on both sides."""
+    if ours.step_ms and theirs.step_ms:
+        yield "step", (ours.step_ms.estimate, theirs.step_ms.estimate)
+    for part in list_parts([ours, theirs]):
+        yield part, (ours.parts[part].estimate, theirs.parts[part].estimate)
+
+
+def _find_largest_change(sides: tuple[WatchedRank, WatchedRank]) -> float:
+    return max((abs(after - before) for _, (before, after) in _compare_parts(*sides)), default=0.0)
+
+
+def tabulate_parts(baseline: Manifest, candidate: Manifest) -> Table:
+    """Tabulate the parts of a step on both sides, of the ranks on which they changed most."""
+    before, after = (
+        {one.rank: one for one in (side.watched or Watched()).ranks} for side in (baseline, candidate)
+    )
+    pairs = [(before[rank], after[rank]) for rank in before if rank in after]
+    most = nlargest(MAX_RANKS, pairs, key=_find_largest_change)
+    rows = tuple(
+        (
+            f"rank {name_rank(baseline, ours.rank)}: {PART_HEADINGS.get(part, part)}",
+            *(format_quantity(ms, "") for ms in sides),
+            _write_change(sides[1] - sides[0]),
+        )
+        for ours, theirs in pairs
+        if (ours, theirs) in most
+        for part, sides in _compare_parts(ours, theirs)
+    )
+    note = "Medians of each part, so parts need not add up to the step."
+    if len(most) < len(pairs):
+        note += f" The {len(most)} of {len(pairs)} ranks on which a part changed most."
+    columns = ("Baseline", "Candidate", "Change")
+    headings = (Heading("Part of a step"), *(Heading(one, "number") for one in columns))
+    return Table("Where a step goes, in ms", "", headings, rows, below=(note,))

@@ -1,0 +1,97 @@
+"""Folders of watched trainings, of rows whose figures are known in closed form."""
+
+import json
+import random
+
+from ddp_bench.bench.results.store import load_run
+from ddp_bench.bench.watch.result import write_result
+
+OWN_S = {"data": 0.004, "forward": 0.03, "backward": 0.06, "optimizer": 0.005, "other": 0.001}
+EXPOSED_S, ALONE_S, OWN_S_OF_WATCH = 0.02, 0.05, 0.0006
+HOOK_AT = 15
+EACH = {"forward0": 1, "backward": 1, "sync0": 1, "optimizer0": 1}
+
+
+def step_rows(own_s, n, *, probe, hooked, num_syncs=1, buffers_s=0.0, k=None):
+    """The rows of one step of all ranks, of the own work of each; ranks wait for the last one."""
+    longest_s, sent_s = max(sum(own.values()) for own in own_s), ALONE_S if probe else EXPOSED_S
+    rows = []
+    for rank, own in enumerate(own_s):
+        waits_s = longest_s - sum(own.values()) + sent_s
+        ready_s = sum(own.values()) - own["optimizer"] + buffers_s
+        sync = {"model": 0, "k": k or n, "probe": probe, "bytes": [1000, 3000], "end_s": ready_s + waits_s}
+        sync |= {"ready_s": [ready_s / 2, ready_s]} if hooked else {}
+        sync |= {"alone_s": waits_s} if probe else {}
+        others = [sync | {"k": (k or n) - 1, "probe": False, "alone_s": None, "end_s": ready_s}] * (
+            num_syncs - 1
+        )
+        parts = own | {"backward": own["backward"] + waits_s, "buffers": buffers_s}
+        row = {"kind": "step", "rank": rank, "n": n, "parts": parts, "signature": EACH}
+        row |= {"step_s": sum(parts.values()), "hooked": hooked, "probe": probe, "syncs": [*others, sync]}
+        row |= {"overhead_s": OWN_S_OF_WATCH * (1 + rank)}
+        rows.append(row)
+    return rows
+
+
+def write_rows(folder, steps, *, num_ranks=2, notes=(), host="host"):
+    """A watched folder of these steps."""
+    (folder / "ranks").mkdir(parents=True)
+    for rank in range(num_ranks):
+        start = {
+            "kind": "start",
+            "rank": rank,
+            "local_rank": rank,
+            "host": host,
+            "pid": rank,
+            "world_size": num_ranks,
+            "torch": "2.14.1",
+        }
+        start |= {"python": "3.11.7", "backend": "gloo", "device": "cpu", "time_s": 1.8e9, "threads": 1}
+        model = {
+            "kind": "model",
+            "rank": rank,
+            "model": 0,
+            "parameters": 1000,
+            "num_bytes": 4000,
+            "why": None,
+        }
+        rows = [start, model, *({"kind": "note", "rank": rank, "text": text} for text in notes)]
+        rows += [row for step in steps for row in step if row["rank"] == rank]
+        text = "".join(f"{json.dumps(row)}\n" for row in [*rows, {"kind": "end", "rank": rank}])
+        (folder / "ranks" / f"{host}-{rank}.jsonl").write_text(text)
+    return folder
+
+
+def training(num_steps=80, *, num_ranks=2, noise=0.0, seed=0, late_s=None, late_part="other", **more):
+    """Steps of a training, every fourth a probe from `HOOK_AT` on."""
+    draw = random.Random(seed)
+    steps = []
+    for n in range(1, num_steps + 1):
+        own = [{k: s * draw.lognormvariate(0, noise) for k, s in OWN_S.items()} for _ in range(num_ranks)]
+        if late_s:
+            own[-1][late_part] = own[-1].get(late_part, 0.0) + late_s
+        hooked = n > HOOK_AT
+        steps.append(step_rows(own, n, probe=hooked and n % 4 == 0, hooked=hooked, **more))
+    return steps
+
+
+def watched_run(folder, *, command=("torchrun", "train.py"), quiet=True):
+    write_result(folder, 0, quiet, command)
+    return load_run(folder)
+
+
+def trained(folder, num_steps=80, *, num_ranks=2, **more):
+    """The loaded run of a training, as `training` makes it."""
+    return watched_run(
+        write_rows(folder, training(num_steps, num_ranks=num_ranks, **more), num_ranks=num_ranks)
+    )
+
+
+def change_rows(folder, added=(), **by_kind):
+    """A watched folder whose rows say more, by their kind, with rows added behind those of the process."""
+    for file in (folder / "ranks").iterdir():
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        rows = [row | by_kind.get(row["kind"], {}) for row in rows]
+        rows[2:2] = added
+        file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return folder
