@@ -21,7 +21,7 @@ from tried_commands import put_run, stop_at_processes, tried
 from watched_folders import training, write_rows
 
 from ddp_bench.__main__ import COMMANDS, load_main
-from ddp_bench.bench.common.cli import TYPED_ENV
+from ddp_bench.bench.common.cli import TYPED_ENV, NextStep
 from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.findings.next_step import propose_next_step
 from ddp_bench.bench.gate.judge import Change, EndErrors
@@ -33,7 +33,13 @@ from ddp_bench.bench.gate.more import (
     write_interleave_command,
 )
 from ddp_bench.bench.machine.launch import write_launched_command
-from ddp_bench.bench.results.commands import write_repeat_command, write_resume_command
+from ddp_bench.bench.machine.watched import Watched
+from ddp_bench.bench.results.commands import (
+    name_training,
+    write_repeat_command,
+    write_resume_command,
+    write_watch_comparison,
+)
 from ddp_bench.bench.results.store import read_manifest
 from ddp_bench.bench.stats.interval import Interval
 from ddp_bench.bench.watch.result import write_result
@@ -287,6 +293,17 @@ def of_folders():
     return [write_resume_command(read_manifest(folder), folder) for folder in (Path("of mine"), PLACE)]
 
 
+def of_watched():
+    """The user's command in place of COMMAND, where it is known and starts the training by itself."""
+    step = NextStep("", write_watch_comparison("again", "again", RUN))
+    typed = ("torchrun", "train.py", "--name=a b"), ("train.py",), ("-m", "train"), ()
+    named = [name_training(step, Watched(command=words)) for words in typed]
+    assert [one == step for one in named] == [False, True, True, True]
+    assert " -- torchrun train.py '--name=a b' && " in named[0].command
+    assert name_training(step, None) == step
+    return [named[0].command]
+
+
 def of_doctor(folder):
     """The way to keep two devices from sharing a core, on four cores of two hardware threads."""
     return [
@@ -332,7 +349,7 @@ def test_every_command_that_is_printed_works(tmp_path, capsys):
     watched = coverage.Coverage(data_file=None, config_file=False, branch=True, include=[*map(str, written)])
     with watched.collect():
         found = [command for situation in (*NEXT.values(), *GATES.values()) for command in situation()]
-        found += [*of_manifest(), *of_errors(capsys), *of_folders(), *of_doctor(tmp_path)]
+        found += [*of_manifest(), *of_errors(capsys), *of_folders(), *of_watched(), *of_doctor(tmp_path)]
         found += [write_launched_command(*how) for how in LAUNCHERS.values()]
     watched.json_report(outfile=str(tmp_path / "covered.json"))
     files = json.loads((tmp_path / "covered.json").read_text())["files"]
