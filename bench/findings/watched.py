@@ -41,7 +41,7 @@ EQUAL_RANKS_REMEDY = "Give all ranks the same cores, clocks and batches"
 REMEDIES = {
     "data": "Give the loader of rank {rank} more workers, or look at its storage",
     "evaluation": "Let all ranks evaluate a part each",
-    "other": "Look at what rank {rank} alone does in each step (logging, checkpoints, moving batches)",
+    "other": "Look at what rank {rank} alone does {place} (logging, checkpoints, moving batches)",
 }
 """Remedy for a straggler, by the part that is late."""
 
@@ -164,7 +164,8 @@ def conclude_late_rank(manifest: Manifest, late: LateRank | None, step: Interval
     rank, part = name_rank(manifest, late.rank), PART_NAMES.get(late.part, late.part)
     waited, longer = write_ms(late.later_ms), write_ms(late.parts.get(late.part))
     fact = f"Rank {rank} is a straggler: the others wait {waited} for it, {describe_share(later, step)}."
-    change = REMEDIES.get(late.part, EQUAL_RANKS_REMEDY).format(rank=rank)
+    place = f"between {' and '.join(dict.fromkeys(late.lines))}" if late.lines else "in each step"
+    change = REMEDIES.get(late.part, EQUAL_RANKS_REMEDY).format(rank=rank, place=place)
     then, after_ms = predict_step(step, later), step and step.subtract(later)
     remedy = f"{begin_sentence(part)} takes {longer} longer. {change}{f': {then}' if then else ''}."
     return [Cost("Straggler", fact, remedy, later, change, after_ms)]

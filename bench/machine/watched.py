@@ -25,6 +25,8 @@ class LateRank(Record, frozen=True):
     """Percent of the steps in which it is the last."""
     share_pct: Amount = 0.0
     """Percent of the step by which it is later."""
+    lines: tuple[str, ...] = ()
+    """FILE:LINE of the user's code before and after most of its `other` work; empty where not known."""
     is_straggler: bool = True
     """True where it is surely later by enough to be named a straggler."""
 

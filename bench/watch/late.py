@@ -77,11 +77,27 @@ def find_late_rank(joined: Sequence[JoinedStep]) -> LateRank | None:
     return LateRank(
         rank=rank,
         later_ms=make_measured(_add_systematic_error(found, parts.values(), step_ms)),
+        lines=find_lines([step[rank] for step in joined]),
         parts={part: make_measured(ms.compute_interval()) for part, ms in parts.items()},
         last_pct=round(100 * sum(ms > 0 for ms in later_ms) / len(later_ms), 1),
         share_pct=round(max(100 * found.value / step_ms, 0.0), 1),
         is_straggler=is_late,
     )
+
+
+def find_lines(steps: Iterable[Step]) -> tuple[str, ...]:
+    """Find the user's lines between which a rank does most of its `other` work; none where it is spread."""
+    told = [step for step in steps if step.gaps]
+    gaps_s: dict[tuple[str, ...], list[float]] = {}
+    for step in told:
+        for lines in {tuple(lines) for _, *lines in step.gaps}:
+            gap_s = sum(seconds for seconds, *others in step.gaps if tuple(others) == lines)
+            gaps_s.setdefault(lines, []).append(gap_s)
+    most = max(gaps_s, key=lambda lines: median(gaps_s[lines]), default=())
+    if not all(most) or not most:
+        return ()
+    whole_s = median(step.parts.get("other", 0.0) for step in told)
+    return most if median(gaps_s[most]) >= MIN_CAUSE * whole_s else ()
 
 
 def _add_systematic_error(found: Estimate, parts: Iterable[Estimate], step_ms: float) -> Interval:

@@ -123,6 +123,8 @@ class Step(Row, frozen=True, kw_only=True):
     """CPU seconds of the thread that trains within its wait for batches."""
     accumulated: int = 0
     collectives: int = 0
+    gaps: tuple[tuple[float, str, str], ...] = ()
+    """Work between parts: seconds, and the user's lines before and after it; only in some steps."""
     marks: tuple[tuple[str, float, float], ...] = ()
     """Parts on a GPU in their order: seconds, and how much later their end came by it than by the host."""
 

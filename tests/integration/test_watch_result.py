@@ -68,6 +68,11 @@ def test_a_sleep_of_one_rank_comes_out_as_long_as_the_script_saw_it(tmp_path, sc
     assert (late.rank, late.part) == (1, "other")
     assert late.parts["other"].estimate == pytest.approx(slept_ms, rel=0.2)
     assert "Rank 1 is a straggler" in ended.stderr
+    calls = ("optimizer.step()", "dist.all_gather" if script_does == "gathers" else "model(torch")
+    numbers = [next(n for n, line in enumerate(SCRIPT.split("\n"), 1) if call in line) for call in calls]
+    assert late.lines == tuple(f"train.py:{number}" for number in numbers), "the sleep is between them"
+    where = "Look at what rank 1 alone does between train.py:{} and train.py:{} (".format(*numbers)
+    assert where in " ".join(ended.stderr.split())
     waited = run.manifest.watched.ranks[0].parts["collectives"].estimate
     assert waited == (pytest.approx(slept_ms, rel=0.2) if script_does == "gathers" else 0)
     assert ("Collectives that the script calls itself" in ended.stderr) == (script_does == "gathers")

@@ -55,6 +55,25 @@ def test_the_interval_of_a_late_rank_holds_what_equal_ranks_differ_by(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("gaps", "lines"),
+    [
+        ([(0.001, "a.py:1", "a.py:2"), (0.015, "a.py:9", "a.py:1"), (0.015, "a.py:9", "a.py:1")], 2),
+        ([(0.016, "a.py:1", "a.py:2"), (0.015, "a.py:9", "a.py:1")], 0),
+        ([(0.031, "", "a.py:1")], 0),
+        ([], 0),
+    ],
+)
+def test_the_lines_around_most_of_a_stragglers_other_work_are_named(tmp_path, gaps, lines):
+    made = training(late_s=0.03)
+    for step in made[::8]:
+        step[-1]["gaps"] = gaps
+    run = watched_run(write_rows(tmp_path / "watched", made))
+    assert run.manifest.watched.late.lines == ("a.py:9", "a.py:1")[:lines]
+    where = "between a.py:9 and a.py:1 (" if lines else "in each step ("
+    assert f"Look at what rank 1 alone does {where}" in straggler_of(run).remedy
+
+
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_a_straggler_is_named_where_there_is_one_and_never_else(num_ranks, tmp_path):
     """With noise of a tenth in each part: the right rank and part in 20 of 20, nobody in 20 of 20."""

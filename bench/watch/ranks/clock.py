@@ -21,6 +21,12 @@ class Taken:
         self.sums: dict[str, float] = defaultdict(float)
         """Seconds by part before the marks, which begin at `since`."""
         self.since = start
+        self.gaps: list[tuple[int, tuple[str, str]]] = []
+        """Marks, by their place, of work between parts, each with the user's lines before and after."""
+
+    def note_gap(self, after: str, before: str) -> None:
+        """Note the lines of the part before the next mark and of the one that it begins."""
+        self.gaps.append((len(self.marks), (after, before)))
 
     def add(self, part: str, end: Any) -> None:
         """Add a part that ends now; parts that are past become sums where there are many."""
@@ -28,7 +34,7 @@ class Taken:
         self.end = end
         if len(self.marks) > MAX_MARKS and self.moments.is_past(end):
             self.sums = self.add_up(self.get_marks_s())
-            self.marks, self.since = [], end
+            self.marks, self.gaps, self.since = [], [], end
 
     def get_marks_s(self) -> list[tuple[str, float]]:
         """Return the parts since the sums in their order, each with its seconds."""

@@ -27,6 +27,9 @@ from .setup import Setup, describe_process, find_caller
 UNUSED_EVERY = 16
 """Steps between two looks for unused parameters."""
 
+LINES_EVERY = 8
+"""Steps between two whose gaps between parts get the user's lines around them."""
+
 MAX_FLUSH_S = 1.0
 """Seconds to wait, after the last watched step, for a GPU that is behind its host."""
 
@@ -58,6 +61,7 @@ class Watch:
         self.optimizer_depth = self.backwards = self.num_optimizers = 0
         self.has_cut_at_optimizer = self.has_synced = False
         self.marks: list[tuple[Any, Model, Any]] = []
+        self.line = ""
         self.begin_step()
 
     def begin_step(self) -> None:
@@ -133,12 +137,22 @@ class Watch:
         self.syncs.append(sync)
         self.count(f"sync{sync['model']}")
 
+    def enter(self, part: str) -> int:
+        """Begin a part and return the depth with which to leave it; note the lines around what was before."""
+        place = self.n % LINES_EVERY
+        if place < 2 and len(self.clock.open) == 1:  # the first knows no line before its first gap
+            line = find_caller()["line"]
+            if place:
+                self.clock.taken.note_gap(self.line, line)
+            self.line = line
+        return self.clock.enter(part)
+
     def begin_forward(self, ddp: Any) -> int | None:
         """Begin a forward of DDP; with gradients it may end a step, and bring in the hook."""
         if not self.is_ours(begins=torch.is_grad_enabled()):
             return None
         if not torch.is_grad_enabled():
-            return self.clock.enter("evaluation")
+            return self.enter("evaluation")
         if self.syncs and not self.has_cut_at_optimizer and not self.open_optimizers:
             self.cut()
         model = self.models.get(ddp)
@@ -150,15 +164,15 @@ class Watch:
         if ddp.require_backward_grad_sync:
             model.register_hook(ddp)
         self.count(f"forward{model.number}")
-        return self.clock.enter("forward")
+        return self.enter("forward")
 
     def begin_buffers(self, _ddp: Any) -> int | None:
         """Begin the broadcast of buffers."""
-        return self.clock.enter("buffers") if self.is_ours() else None
+        return self.enter("buffers") if self.is_ours() else None
 
     def begin_collective(self, *_given: Any) -> int | None:
         """Begin a collective of the script's own."""
-        return self.clock.enter("collectives") if self.is_ours() else None
+        return self.enter("collectives") if self.is_ours() else None
 
     def begin_batch(self, iterator: Any) -> int | None:
         """Begin the wait for a batch."""
@@ -167,7 +181,7 @@ class Watch:
             return None
         self.open_optimizers.clear()  # one that has raised
         self.setup.loading_since_s = time.thread_time()
-        return self.clock.enter("data")
+        return self.enter("data")
 
     def end_batch(self, depth: int | None) -> None:
         """End the wait for a batch."""
@@ -187,7 +201,7 @@ class Watch:
             self.find_kept_gradients()
             waiting = [(d, m) for d, m in self.models.items() if m.is_pending and m.hooked_in is None]
             self.marks = [(ddp, model, private.list_gradient_marks(ddp)) for ddp, model in waiting]
-        return self.clock.enter("backward")
+        return self.enter("backward")
 
     def end_part(self, depth: int | None) -> None:
         """End a part."""
@@ -219,7 +233,7 @@ class Watch:
         if not self.is_ours(begins=True) or (self.backwards and not self.open_optimizers):
             return
         if not self.open_optimizers:
-            self.optimizer_depth = self.clock.enter("optimizer")
+            self.optimizer_depth = self.enter("optimizer")
         self.open_optimizers.append(id(optimizer))
 
     def end_optimizer(self, optimizer: Any) -> None:
@@ -275,6 +289,7 @@ class Watch:
                 **row | {"syncs": syncs},
                 step_s=round(step_s, 7),
                 parts={part: round(seconds, 7) for part, seconds in parts.items()},
+                gaps=[(round(marks_s[place][1], 7), *lines) for place, lines in taken.gaps],
                 hooked=any(sync["ready_s"] for sync in syncs),
                 probe=any(sync["probe"] for sync in syncs),
                 marks=[(part, round(seconds, 7), round(lag_s, 7)) for (part, seconds), lag_s in marks],
