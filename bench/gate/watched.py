@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import nlargest
 
-from ..common.numbers import format_interval, format_quantity
+from ..common.numbers import choose_places, format_interval, format_quantity
 from ..findings.cautions import describe_busy_cores, is_busy
 from ..findings.watched import PART_HEADINGS, conclude_late_rank, list_parts, name_rank
 from ..findings.watched_settings import Cost, conclude_settings, write_estimate
@@ -44,7 +45,7 @@ class StepChange:
 def compare_steps(baseline: GateRun, candidate: GateRun, rate: Change) -> StepChange | None:
     """Compare the steps of two watched trainings by the change of their rate; None where it is not known."""
     before, after = (run.cases[0].result.step_ms for run in (baseline, candidate))
-    if before is None or after is None or rate.ratio is None:
+    if before is None or after is None or rate.ratio is None or math.isnan(rate.ratio.low):
         return None
     difference = rate.ratio.invert(before.estimate).shift(-before.estimate)
     return StepChange(before, after, difference, tuple(_find_promises(baseline, candidate.manifest)))
@@ -72,24 +73,29 @@ def _is_changed(before: WatchedSetting, after: WatchedSetting | None) -> bool:
     return after is None or after.amount < before.amount
 
 
-def _write_change(ms: float) -> str:
-    """Write a change with its sign."""
-    return f"{'+' if ms > 0 else ''}{format_quantity(ms, '')}"
+def _write_change(before_ms: float, after_ms: float) -> str:
+    """Write a change with its sign, and as many places as the larger side."""
+    places = max(choose_places(Interval(max(before_ms, after_ms), math.nan, math.nan)), 0)
+    return f"{round(after_ms - before_ms, places) + 0.0:+,.{places}f}"
 
 
 def make_cards(found: StepChange) -> list[Card]:
     """Make a card of the step on both sides, and one of each promise."""
     before, after = (format_interval(ms, "ms") for ms in (found.baseline_ms, found.candidate_ms))
-    change, word, tone = found.difference_ms, "more", BAD
-    if change.estimate < 0:
-        change, word, tone = Interval(0.0, 0.0, 0.0).subtract(change), "less", GOOD
+    more = found.difference_ms
+    less = Interval(0.0, 0.0, 0.0).subtract(more)
+    state, label = "open", "no significant difference"
+    difference = f"between {write_estimate(less, less.high)} less and {write_estimate(more, more.high)} more"
+    for ms, word, tone in ((less, "less", GOOD), (more, "more", BAD)):
+        if ms.low > 0:
+            state, label = tone.name, f"{write_estimate(ms)} {word} per step"
+            difference = f"{format_interval(ms, 'ms')} {word}"
     alone = " alone" if len(found.promises) > 1 else ""
     step = Card(
         "Step",
-        tone.name if change.low > 0 else "open",
-        f"{write_estimate(change)} {word} per step",
-        f"A step takes {after} in the candidate and {before} in the baseline: "
-        f"{format_interval(change, 'ms')} {word}.",
+        state,
+        label,
+        f"A step takes {after} in the candidate and {before} in the baseline: {difference}.",
     )
     return [
         step,
@@ -129,7 +135,7 @@ def tabulate_parts(baseline: Manifest, candidate: Manifest) -> Table:
         (
             f"rank {name_rank(baseline, ours.rank)}: {PART_HEADINGS.get(part, part)}",
             *(format_quantity(ms, "") for ms in sides),
-            _write_change(sides[1] - sides[0]),
+            _write_change(*sides),
         )
         for ours, theirs in pairs
         if (ours, theirs) in most

@@ -53,6 +53,7 @@ def test_two_watched_folders_are_compared_like_two_runs(tmp_path, capsys):
     assert "Undecided: steps/s of DDP on 2 CPU cores changed by " in said
     assert "To tell the script from the machine, watch the baseline again python -m " in said
     assert f"{again} {noisy[1]}" in said
+    assert re.search(r"in the baseline: between \d+ ms less and \d+ ms more\.", said)
 
 
 def test_two_watches_of_a_script_are_compared_whatever_its_settings_and_raced_caps(tmp_path, capsys):
@@ -110,7 +111,7 @@ def test_a_gate_says_in_ms_what_a_step_takes_what_was_expected_and_which_setting
             r"expected 170\W+16\d\W+17\d\) ms with equal ranks alone; the candidate takes ", text
         )
     assert re.search(r"num_workers 0 2\b", said)
-    assert "rank 0: step 200 123 -77.0 rank 0: data 54.0 7.00 -47.0 rank 0: forward 30.0 30.0 0 " in said
+    assert "rank 0: step 200 123 -77 rank 0: data 54.0 7.00 -47.0 rank 0: forward 30.0 30.0 +0.0 " in said
     assert "rank 0: communication and waiting 50.0 20.0 -30.0" in said
     assert gate([str(before), str(after), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["steps"]
