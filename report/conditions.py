@@ -70,7 +70,7 @@ def describe_status(manifest: Manifest, cases: Sequence[CaseResult], verdicts: S
         said = "nothing measured"
     elif not verdicts:
         shared = any(case.answers_nothing for case in ok)
-        said = "it works; shared GPUs tell nothing about speed" if shared else "nothing to compare"
+        said = "it works, but shared GPUs tell nothing about speed" if shared else "nothing to compare"
     elif not answered:
         said = "undecided"
     else:

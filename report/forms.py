@@ -24,8 +24,8 @@ FORMS = {
 
 
 def make_forms_section(measured: Sequence[WorkloadCases]) -> Section | None:
-    """Show every form of parallel training that was measured; None without a mode beside DP and DDP."""
-    with_more = [w for w in measured if any(case.mode in COMPARATORS for case in w.cases)]
+    """Show every form of parallel training on several devices; None without a mode beside DP and DDP."""
+    with_more = [w for w in measured if any(c.mode in COMPARATORS and c.num_devices > 1 for c in w.cases)]
     several = len(measured) > 1
     cases = [add_cells(c, workload=w.label if several else "") for w in with_more for c in _select_cases(w)]
     made = _make_table(cases)

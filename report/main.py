@@ -33,7 +33,7 @@ def _make_parser() -> Parser:
         "--out",
         type=Path,
         metavar="FILE",
-        help="page to write (default RUN/report.html), or file of --markdown",
+        help="page to write (default: RUN/report.html; of RUN.zip, RUN.html), or file of --markdown",
     )
     parser.add_argument(
         "--predictions",

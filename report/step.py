@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..bench.common.numbers import format_interval, format_percent, format_quantity
+from ..bench.findings.communication import estimate_contention
 from ..bench.findings.watched import BUFFERS, COLLECTIVES, WAITING
 from ..bench.findings.wording import label_case
 from ..bench.page.drawing import (
@@ -22,6 +23,8 @@ from ..bench.page.drawing import (
 from ..bench.page.page import Figure
 from ..bench.results.case_result import CaseResult
 from ..bench.results.comparisons import FASTER, SLOWER, Comparison, select_unshared
+from ..bench.stats.fit import FittedSteps
+from ..bench.stats.interval import Interval
 from .cases import WorkloadCases, find_headline_count, select_mode
 
 BACKWARD, EXPOSED, MIXED = "backward", "exposed communication", "backward with communication"
@@ -76,6 +79,8 @@ class Bar(NamedTuple):
     parts: dict[str, float]
     more: str = ""
     """Addition to the name of the case, for a step that is not the measured one."""
+    computed: Interval | None = None
+    """The length of such a step in milliseconds."""
 
     @property
     def total_ms(self) -> float:
@@ -83,12 +88,14 @@ class Bar(NamedTuple):
 
     @property
     def whole(self) -> str:
-        """The length of the bar, with its interval where that is measured."""
-        measured = format_interval(self.case.step_ms, "ms") * (not self.more)
-        return measured or format_quantity(self.total_ms, "ms", 3)
+        """The length of the bar, with its interval where that is known."""
+        known = format_interval(self.computed or self.case.step_ms, "ms")
+        return known or format_quantity(self.total_ms, "ms", 3)
 
 
-def draw_breakdown(workload: WorkloadCases, comparisons: Sequence[Comparison], *, key: str) -> Figure | None:
+def draw_breakdown(
+    workload: WorkloadCases, comparisons: Sequence[Comparison], typical: FittedSteps, *, key: str
+) -> Figure | None:
     """Draw a stacked bar per case; None without an anatomy pass.
 
     Of DDP at several settings the usual, and those whose step is known to differ from its reference's.
@@ -107,7 +114,7 @@ def draw_breakdown(workload: WorkloadCases, comparisons: Sequence[Comparison], *
         return None
     at = find_headline_count([case for case in workload.cases if case.mode == "ddp"])
     first = next((b for b in bars if b.case.mode == "ddp" and b.case.num_devices == at), bars[-1])
-    if (without := _remove_overlap(first)) is not None:
+    if (without := _remove_overlap(first, typical)) is not None:
         bars.insert(bars.index(first) + 1, without)
     longest = max(bar.total_ms for bar in bars)
     seen = {name for bar in bars for name, ms in bar.parts.items() if ms >= _MIN_VISIBLE * longest}
@@ -130,7 +137,7 @@ def draw_breakdown(workload: WorkloadCases, comparisons: Sequence[Comparison], *
     return Figure(
         key=f"{key}-anatomy",
         title="Where a step goes",
-        caption=_write_caption(first, without),
+        caption=_write_caption(first, without, typical),
         note=" ".join(filter(None, notes)),
         terms=tuple(term for part, term in _TERMS.items() if part in seen),
         height_pt=compute_bar_height(len(bars), len(labels)),
@@ -171,7 +178,7 @@ def get_step_parts(case: CaseResult) -> dict[str, float]:
     return {name: ms if name == EXPOSED else ms * factor for name, ms in found.items()}
 
 
-def _remove_overlap(bar: Bar) -> Bar | None:
+def _remove_overlap(bar: Bar, typical: FittedSteps) -> Bar | None:
     """Make the bar of the same step if nothing overlapped, of what was measured apart; None without it."""
     alone, local = bar.case.comm_ms, bar.case.get_interval("no_sync_step_ms")
     if bar.case.hidden_pct is None or alone is None or local is None or BACKWARD not in bar.parts:
@@ -179,7 +186,10 @@ def _remove_overlap(bar: Bar) -> Bar | None:
     factor = local.estimate / (bar.total_ms - bar.parts.get(EXPOSED, 0.0))
     parts = {name: ms * factor for name, ms in bar.parts.items()} | {ALONE: alone.estimate}
     in_order = {name: parts[name] for name in _LOOKS if name in parts and name != EXPOSED}
-    return Bar(bar.case, in_order, ", without overlap (computed)")
+    columns = [(bar.case.case_id, phase) for phase in ("no_sync", "comm")]
+    whole = typical.estimate_total(dict.fromkeys(columns, 1.0)).compute_interval()
+    computed = Interval(sum(in_order.values()), whole.low, whole.high)
+    return Bar(bar.case, in_order, ", without overlap", computed)
 
 
 def compute_bar_height(num_bars: int, num_labels: int) -> int:
@@ -234,7 +244,7 @@ def _fill(label: str) -> dict[str, Any]:
     return {"facecolor": COLOURS[colour], "hatch": hatch, "edgecolor": PAPER, "linewidth": 0}
 
 
-def _write_caption(bar: Bar, without: Bar | None) -> str:
+def _write_caption(bar: Bar, without: Bar | None, typical: FittedSteps) -> str:
     """Say which part of a bar takes most, and how it compares with the same step `without` overlap."""
     exposed, alone = bar.case.exposed_comm_ms, format_interval(bar.case.get_interval("dp_device0_pct"), "%")
     largest = max(bar.parts, key=lambda name: bar.parts[name])
@@ -245,12 +255,13 @@ def _write_caption(bar: Bar, without: Bar | None) -> str:
         share = "too few rounds to tell"
     said = f" Only device 0 works during {alone} of it." if alone else ""
     written = format_interval(exposed, "ms") or format_quantity(ms, "ms", 2)
-    hidden = bar.case.hidden_pct
+    hidden, contention = bar.case.hidden_pct, estimate_contention(bar.case, typical)
     if without and (below or hidden is None or not hidden.is_clear_of(0.0)):
         said += " Whether overlap saves time is not known in this run."
-    elif without:
-        saved = 1 - bar.total_ms / without.total_ms
-        how = "shorter" if saved > 0 else "longer, by contention, waiting and copies"
+    elif without and contention:
         said += f" Without overlap it would take {without.whole}: "
-        said += f"the measured step is {format_percent(abs(saved))} {how}."
+        if contention.estimate > 0:
+            said += f"contention, waiting and copies add {format_interval(contention, 'ms')}."
+        else:
+            said += f"overlap saves {format_interval(Interval(0.0, 0.0, 0.0).subtract(contention), 'ms')}."
     return f"{label_case(bar.case)}: {name} {written}, {share}.{said}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -44,7 +45,7 @@ def answer_questions(run: RunData) -> list[Verdict]:
         here = select_headline(group)
         ids, ddp = {case.case_id for case in here}, find_default(here)
         known = [one for one in run.compared if {one.case_id, one.reference_id} <= ids]
-        wrapper, settings = answer_wrapper(here, known, run.manifest.margin), answer_settings(here, known)
+        wrapper, settings = answer_wrapper(here, known, run), answer_settings(here, known)
         if wrapper and settings and settings.paste:  # a setting that is faster and trains the same
             wrapper = replace(wrapper, text=f"{wrapper.text}. {settings.split_sentence()[0]}")
         straggler = describe_straggler(ddp, run.manifest, run.times)
@@ -125,7 +126,7 @@ def answer_batch(cases: Sequence[CaseResult], comparisons: Sequence[Comparison])
 
 
 def answer_wrapper(
-    cases: Sequence[CaseResult], comparisons: Sequence[Comparison], margin: float
+    cases: Sequence[CaseResult], comparisons: Sequence[Comparison], run: RunData
 ) -> Verdict | None:
     """Compare DDP with DP, else with one device; None where neither was measured beside it."""
     by_id = {case.case_id: case for case in cases}
@@ -144,12 +145,14 @@ def answer_wrapper(
     if case is None or case.speedup is None:
         return None
     # Not a comparison of the run: whether rounds are too few for it, its interval alone says.
-    one = Comparison(case.case_id, ONE_DEVICE, case.speedup, margin, MIN_ROUNDS)
+    one = Comparison(case.case_id, ONE_DEVICE, case.speedup, run.manifest.margin, MIN_ROUNDS)
     if case.num_devices == 1 and one.answer == SLOWER:
         share = Interval(1 - case.speedup.estimate, 1 - case.speedup.high, 1 - case.speedup.low)
         of_step = f"{format_interval(share.scale(100), '%')} of each step"
-        ms = share.scale(case.step_ms.estimate) if case.step_ms else None
-        cost = f"{format_interval(ms, 'ms')}, " if ms else ""
+        alike = (one.case_id for one in run.results if (one.mode, one.variant) == ("single", case.variant))
+        columns = (case.case_id, "timed"), (next(alike, ""), "timed")
+        ms = run.typical.estimate_total(dict(zip(columns, (1.0, -1.0), strict=True))).compute_interval()
+        cost = "" if math.isnan(ms.low) else f"{format_interval(ms, 'ms')}, "
         return Verdict(
             question=WRAPPER,
             answer=SLOWER,

@@ -14,7 +14,7 @@ import numpy as np
 import scipy
 
 from ..common.cli import format_command, get_message_prefix
-from ..common.numbers import format_count, format_number, format_rate_unit, format_short
+from ..common.numbers import format_count, format_number, format_percent, format_rate_unit, format_short
 from ..machine.gpus import FAULTS
 from ..machine.load import MAX_BUSY, MAX_STEAL
 from ..machine.manifest import Manifest
@@ -50,6 +50,7 @@ WEAKENED_BY = {
     "other load": SIZES,
     "evaluation mode": SIZES,
     "slowed GPUs": SIZES,
+    "slow steps": SIZES,
     "scattered rounds": SIZES,
     "drift": TRANSFER,
     "slow links": TRANSFER,
@@ -166,6 +167,19 @@ def check_conditions(
             f"({label_case(low)}: {clocks[low]:.0f} MHz; {label_case(high)}: {clocks[high]:.0f} MHz): their "
             "comparison is partly one of clocks",
             advice="lock the clocks (sudo nvidia-smi -lgc) at a value that every case can hold",
+        )
+    rates = {case: (case.images_per_s, case.get_number("images_per_s_sustained")) for case in ok}
+    lost = {case: 1 - whole / usual.estimate for case, (usual, whole) in rates.items() if usual and whole}
+    least, most = (end(lost, key=lost.__getitem__, default=None) for end in (min, max))
+    if least and most and lost[most] - lost[least] > manifest.margin:
+        percent = format_percent(lost[most])
+        yield Caution(
+            kind="slow steps",
+            case_id=most.case_id,
+            short=f"slow steps cost {label_case(most)} {percent} of its throughput",
+            text=f"steps slower than its typical one cost {label_case(most)} {percent} of its throughput, more "
+            "than others: step, throughput and speed-up here are of typical steps",
+            advice="compare the sustained throughput too, in the table Every column of the report",
         )
     if (links := find_slow_links(manifest, cases)) is not None:
         yield links

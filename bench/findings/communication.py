@@ -6,32 +6,43 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from ..common.numbers import choose_places, format_interval, format_number, format_to_places
+from ..common.numbers import (
+    choose_places,
+    format_interval,
+    format_number,
+    format_quantity,
+    format_to_places,
+    make_singular,
+)
 from ..results.case_result import CaseResult
 from ..results.comparisons import EQUAL, FASTER, TOO_FEW, UNRESOLVED
 from ..results.store import RunData
 from ..stats.fit import FITTED_PHASES, Column, FittedSteps
 from ..stats.interval import Interval
 from .verdicts import COMMUNICATION, MIN_SHARE, RESOLVED, TOO_FEW_ROUNDS, Saving, Verdict
-from .wording import get_hidden_share, name_devices
+from .wording import get_hidden_share, name_devices, name_samples
 
 EXPOSED, ALL_REDUCE = "exposed communication", "all-reduce that is not overlapped"
-CONTENTION, BUFFERS = "contention and waiting, without DDP's own overhead", "DDP's broadcast of buffers"
+CONTENTION, BUFFERS = "contention, waiting and copies", "DDP's broadcast of buffers"
 COPIES, OWN_WORK = "copying gradients into buckets and back", "DDP's own overhead on one device"
 RANKS, DATA = "waiting for the slowest rank", "data loading"
+INCLUDED = ", included above"
+"""Follows a cost that is a part of a larger one."""
 
 COMMUNICATION_SAVINGS = (EXPOSED, ALL_REDUCE)
 """Savings that smaller or better placed messages bring."""
 
+_LARGER = "a larger batch"
+
 REMEDIES = {
     **dict.fromkeys(
         COMMUNICATION_SAVINGS,
-        "a larger batch, a faster link, or --comm-hook bf16, which changes the training",
+        f"{_LARGER} or --comm-hook bf16, which both change the training, or a faster link",
     ),
-    CONTENTION: "a larger batch, or cores and GPUs that nothing else uses",
+    CONTENTION: f"cores and GPUs that nothing else uses, or {_LARGER}",
     BUFFERS: "--sync-buffers off, where ranks may keep buffers of their own",
     COPIES: "--gradient-as-bucket-view on",
-    OWN_WORK: "a larger batch, with which it does not grow",
+    OWN_WORK: _LARGER,
     RANKS: "the same cores, clocks and batches for all ranks",
     DATA: "more --data-workers or a faster source",
 }
@@ -59,7 +70,6 @@ def explain_step(
     contention: Interval | None = None,
     other: Interval | None = None,
     overheads: Mapping[str, Interval] | None = None,
-    measured: Iterable[Saving] = (),
 ) -> StepExplanation:
     """Say what a step consists of and what of it could be saved; all in milliseconds.
 
@@ -73,7 +83,6 @@ def explain_step(
         contention: exposed time beyond communication alone, where rounds tell it better than the difference.
         other: the rest of the step, where rounds tell it better than the difference.
         overheads: other costs that have a remedy, by their names in `REMEDIES`; they may lie within parts.
-        measured: savings of settings that were measured themselves.
     """
     is_resolved = bool(exposed and exposed.low > 0)
     costs: dict[str, Interval | None] = {EXPOSED: exposed} if is_resolved else {}
@@ -85,11 +94,14 @@ def explain_step(
             other = other.subtract(part)
     sums = {**parts, EXPOSED: exposed, "other": other}
     costs |= overheads or {}
-    savings = [*(Saving(ms, what, REMEDIES[what]) for what, ms in costs.items() if ms), *measured]
-    large = (one for one in savings if one.ms.low > 0 and one.ms.estimate > MIN_SHARE * total.estimate)
+    savings = [
+        Saving(ms, what, REMEDIES[what])
+        for what, ms in costs.items()
+        if ms and ms.low > 0 and ms.estimate > MIN_SHARE * total.estimate
+    ]
     return StepExplanation(
         _write_sum(total, sums) if parts else "",
-        tuple(sorted(large, key=lambda saving: -saving.ms.estimate)),
+        tuple(sorted(savings, key=lambda saving: -saving.ms.estimate)),
     )
 
 
@@ -99,6 +111,29 @@ def estimate_half_bytes(ddp: CaseResult, exposed: Interval) -> Interval:
         return exposed
     sent = ddp.comm_ms.subtract(ddp.buffers_ms) if ddp.buffers_ms else ddp.comm_ms
     return min(exposed, sent.scale(0.5), key=lambda ms: ms.estimate)
+
+
+def format_most(ms: Interval) -> str:
+    """Write the upper end of an interval in milliseconds: `at most 16 ms`."""
+    return f"at most {format_quantity(max(ms.estimate, ms.high), 'ms', 2)}"
+
+
+def _make_concrete(ddp: CaseResult, savings: Iterable[Saving]) -> list[Saving]:
+    """Name the next batch size and what 16-bit gradients save, and say which costs are part of another."""
+    each = make_singular(name_samples(ddp))
+    size = f"--batch-size {2 * ddp.batch:.0f}" if ddp.batch and not ddp.batch_name else _LARGER
+    why = f" (halves this per {each} unless it grows with the batch)"
+    found, whole = list[Saving](), 0.0
+    for one in savings:
+        what, remedy = one.what, one.remedy.replace(_LARGER, f"{size}{why}")
+        why = "" if remedy != one.remedy else why
+        half = estimate_half_bytes(ddp, one.ms)
+        if what in COMMUNICATION_SAVINGS and half is not one.ms:
+            remedy = remedy.replace("bf16", f"bf16 (saves {format_most(half)})")
+        whole = one.ms.estimate if what in (EXPOSED, CONTENTION) else whole
+        what += INCLUDED if what in (OWN_WORK, COPIES) and whole else ""
+        found.append(replace(one, what=what, remedy=remedy))
+    return found
 
 
 def _write_sum(total: Interval, parts: Mapping[str, Interval | None]) -> str:
@@ -132,7 +167,7 @@ def answer_communication(ddp: CaseResult | None, typical: FittedSteps, straggler
         text = f"communication adds nothing: each DDP step is {shorter} shorter than without synchronising"
     elif exposed.low > 0:
         answer, label = RESOLVED, f"adds {format_interval(exposed, 'ms')}"
-        overlap = _describe_overlap(ddp, _estimate_contention(ddp, typical))
+        overlap = _describe_overlap(ddp, estimate_contention(ddp, typical))
         text = f"{fact}, {100 * exposed.estimate / step_ms:.0f}% of it{overlap}"
     else:
         text = (
@@ -156,7 +191,7 @@ def answer_communication(ddp: CaseResult | None, typical: FittedSteps, straggler
     )
 
 
-def _estimate_contention(ddp: CaseResult, typical: FittedSteps) -> Interval | None:
+def estimate_contention(ddp: CaseResult, typical: FittedSteps) -> Interval | None:
     """Return what communication adds beyond what it takes alone; None where that is not known."""
     if ddp.exposed_comm_ms is None or ddp.comm_ms is None:
         return None
@@ -198,7 +233,7 @@ def explain_ddp_step(
         return None
     alike = [case for case in run.results if case.is_ok and case.variant == ddp.variant]
     exposed, alone, buffers = ddp.exposed_comm_ms, ddp.comm_ms, ddp.buffers_ms
-    step, local, comm = ((ddp.case_id, phase) for phase in FITTED_PHASES)
+    step, local, _ = ((ddp.case_id, phase) for phase in FITTED_PHASES)
 
     def estimate_total(weights: Mapping[Column, float]) -> Interval | None:
         known = run.typical.estimate_total(weights).compute_interval()
@@ -220,13 +255,9 @@ def explain_ddp_step(
     if (get_hidden_share(ddp) is None and ddp.hidden_pct) or ddp.get_setting("sync_batchnorm") == "True":
         alone = None  # nor is it known then what the exposed time consists of
     is_resolved = bool(exposed and exposed.low > 0)
-    contention = _estimate_contention(ddp, run.typical) if alone and is_resolved else None
-    # DDP's own overhead is exposed, too, and has a remedy of its own.
-    weights = {step: 1.0, single: 1.0, local: -1.0, one: -1.0} | ({comm: -1.0} if alone else {})
-    beside = find_least(estimate_total(weights), contention if alone else exposed) if is_resolved else None
+    contention = estimate_contention(ddp, run.typical) if alone and is_resolved else None
     own_work = {one: 1.0, single: -1.0}
     costs = {
-        CONTENTION if alone else EXPOSED: beside,
         COPIES: find_least(estimate_total({step: 1.0, views: -1.0}), exposed) if views[0] else None,
         OWN_WORK: estimate_total(own_work | {views: 1.0, step: -1.0}) or estimate_total(own_work),
         RANKS: ddp.rank_skew_ms if has_straggler else None,
@@ -241,10 +272,9 @@ def explain_ddp_step(
     parts = {name: single_ms.scale(share)} if single_ms else {}
     if is_resolved and buffers and buffers.estimate > MIN_SHARE * ddp.step_ms.estimate:
         buffers = find_least(buffers, exposed, alone) or buffers
-        costs |= {BUFFERS: buffers} | ({} if alone else {EXPOSED: beside and beside.subtract(buffers)})
+        costs |= {BUFFERS: buffers}
         exposed, alone = (ms and ms.subtract(buffers) for ms in (exposed, alone))
         parts |= {"buffers": buffers} if parts else {}
-    saved = estimate_total({step: 1.0, (faster.faster_id, "timed"): -1.0}) if faster else None
     explained = explain_step(
         ddp.step_ms,
         parts,
@@ -253,9 +283,6 @@ def explain_ddp_step(
         contention=contention,
         other=estimate_total({local: 1.0, single: -share}),
         overheads={what: ms for what, ms in costs.items() if ms},
-        measured=[Saving(saved, "DDP's default settings", f"{faster.paste} (measured)")]
-        if faster and saved
-        else (),
     )
     if not explained.consists_of and not explained.savings:
         return None
@@ -265,10 +292,9 @@ def explain_ddp_step(
     whole = f"A DDP step on {name_devices(ddp)}{batch} takes {format_interval(ddp.step_ms, 'ms')}"
     whole += f", under DP {format_interval(dp, 'ms')}" if dp else ""
     whole += f": {explained.consists_of}" if explained.consists_of else ""
-    savings = [
-        replace(one, remedy=f"{one.remedy} (saves up to {format_interval(half, 'ms')})")
-        if one.what in COMMUNICATION_SAVINGS and (half := estimate_half_bytes(ddp, one.ms)) is not one.ms
-        else one
-        for one in explained.savings
-    ]
+    savings = _make_concrete(ddp, explained.savings)
+    saved = estimate_total({step: 1.0, (faster.faster_id, "timed"): -1.0}) if faster else None
+    if faster and saved and saved.low > 0 and saved.estimate > MIN_SHARE * ddp.step_ms.estimate:
+        savings.append(Saving(saved, "DDP's default settings", f"{faster.paste} (measured)"))
+    savings.sort(key=lambda one: -one.ms.estimate)
     return StepExplanation(f"{whole}.", tuple(savings))

@@ -79,7 +79,9 @@ def assess_confidence(
 MIN_RUNS = 3
 """Two agree or not; they have no scatter to hold their intervals against."""
 
-UNKNOWN_REPEATABILITY = "Unknown, for one run cannot tell. Run the same command twice more."
+UNKNOWN_REPEATABILITY = (
+    "Unknown: intervals are of this run alone. Before a decision, run the same command twice more."
+)
 
 
 class Agreement(NamedTuple):
@@ -141,7 +143,7 @@ def describe_repeatability(
     others = format_count(len(runs) - 1, "earlier run")
     return (
         f"In this and {others} of the plan, rates vary by {_describe_scatter(rates)}{apart} (standard "
-        f"deviation).{hold}"
+        f"deviation): decide by this where it is wider than intervals of one run.{hold}"
     )
 
 

@@ -42,7 +42,7 @@ class Conclusion:
     def fastest_id(self) -> str:
         """Return the case with the highest rate of those that an answer names as the faster one.
 
-        It is empty without one, and where one device has it while a case on several may be as fast.
+        It is empty without one, and where one device has it while no case on several is known to be slower.
         """
         named = {one.faster_id for one in self.verdicts}
         found = [
@@ -54,8 +54,8 @@ class Conclusion:
             return ""
         _, fastest = max(found, key=lambda one: one[0])
         others = (case.speedup for case in self.cases if case.is_ranked and case.num_devices > 1)
-        is_open = fastest.mode == "single" and any(one.high >= 1 for one in others if one)
-        return "" if is_open else fastest.case_id
+        slower = [one.high < 1 for one in others if one]
+        return "" if fastest.mode == "single" and not (slower and all(slower)) else fastest.case_id
 
 
 def find_cautions(manifest: Manifest, cases: Sequence[CaseResult], times: RoundTimes) -> list[Caution]:

@@ -20,7 +20,14 @@ from ..results.store import RunData
 from ..stats.fit import MIN_ROUNDS
 from .answers import label_variants, select_headline
 from .cautions import Caution, describe_busy_cores
-from .communication import COMMUNICATION_SAVINGS, OWN_WORK, StepExplanation, estimate_half_bytes
+from .communication import (
+    COMMUNICATION_SAVINGS,
+    INCLUDED,
+    OWN_WORK,
+    StepExplanation,
+    estimate_half_bytes,
+    format_most,
+)
 from .notes import find_failed_modes
 from .verdicts import MIN_SHARE, Saving, Verdict
 
@@ -100,7 +107,7 @@ def _propose_less_communication(
     """Expose less communication: by other buckets, or by fewer bytes where no cap helps."""
     savings = step.savings if step else ()
     saving = next((one for one in savings if one.what in COMMUNICATION_SAVINGS), None)
-    own_work = next((one for one in savings if one.what == OWN_WORK), None)
+    own_work = next((one for one in savings if one.what.startswith(OWN_WORK)), None)
     label, group = label_variants(cases)[0]
     exposing = [case for case in select_headline(group) if case.mode == "ddp" and case.exposed_comm_ms]
     shares = (
@@ -119,14 +126,16 @@ def _propose_less_communication(
         if all(case.num_buckets == 1 for case in exposing):  # which have no better cap
             return _propose_larger_batch(manifest, ddp, saving, first)
         search = write_command(manifest, "tune", **{**dict.fromkeys(TUNE_SETTINGS), **first})
-        return NextStep("search for better bucket caps", search)
+        most = format_most(ddp.exposed_comm_ms or saving.ms)
+        why = f"search for better bucket caps, which save {most} of each step (how much is not known yet)"
+        return NextStep(why, search)
     if set(axes["comm_hook"]) != {"none"}:
         return _propose_larger_batch(manifest, ddp, saving, first)
     gain = estimate_half_bytes(ddp, saving.ms)
     halved = {"bucket_cap_mb": format_value(axes["bucket_cap_mb"][0]), "comm_hook": "none,bf16", "out": None}
     why = (
-        "No bucket cap helps. 16-bit gradients halve the bytes, which saves up to "
-        f"{format_interval(gain, 'ms')} of each step. They change the training: check the loss."
+        f"No bucket cap helps. 16-bit gradients halve the bytes, which saves {format_most(gain)} of each "
+        "step. They change the training: check the loss."
     )
     return NextStep(why, write_command(manifest, **first, modes="ddp", **halved))
 
@@ -138,7 +147,8 @@ def _propose_larger_batch(
     size = int(ddp.batch or 0)
     if saving is None or not size or "batch_size" in first:
         return None
-    why = f"{begin_sentence(saving.what)} takes {format_interval(saving.ms, 'ms')} of each step. "
+    what = begin_sentence(saving.what.removesuffix(INCLUDED))
+    why = f"{what} takes {format_interval(saving.ms, 'ms')} of each step. "
     why += "Larger batches take fewer steps, but change the training: check the loss."
     cap = format_value(manifest.settings.get_first("bucket_cap_mb"))
     tried = {**first, "batch_size": format_value([size, 2 * size, 4 * size]), "bucket_cap_mb": cap}

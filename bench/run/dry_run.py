@@ -11,7 +11,7 @@ from typing import Any
 from ..common.console import format_s
 from ..common.numbers import format_count
 from ..common.text import escape_controls, format_list, to_json
-from ..findings.wording import format_devices, name_samples, name_workload_parts
+from ..findings.wording import format_devices, label_planned_case, name_samples, name_workload_parts
 from ..plan import sweep as plan
 from ..plan.settings import AXES, format_value
 from ..results.case_result import CaseResult
@@ -96,12 +96,14 @@ def _format_rows(job: Job, runnable: Sequence[plan.Planned], noun: str) -> list[
     """Write a line for each case."""
     order = draw_round_order(len(runnable), seed=job.settings.seed, round_index=1)
     place = {runnable[i].case.case_id: position + 1 for position, i in enumerate(order)}
-    width = max(len(p.case.case_id) for p in job.plan)
+    sizes = job.settings.batch_size or ()
+    names = [label_planned_case(p.case, sizes) for p in job.plan]
+    width = max(map(len, names))
     rows = []
-    for p in job.plan:
+    for name, p in zip(names, job.plan, strict=True):
         what = f"skipped: {p.skip_reason}" if p.skip_reason else f"place {place[p.case.case_id]} in round 1"
         more = ", oversubscribed" if p.oversubscribed and not p.skip_reason else ""
-        rows.append(f"  {p.case.case_id:<{width}}  {p.case.global_batch:>5} {noun}/step  {what}{more}")
+        rows.append(f"  {name:<{width}}  {p.case.global_batch:>5} {noun}/step  {what}{more}")
     return rows
 
 

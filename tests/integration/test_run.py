@@ -197,9 +197,10 @@ def test_dry_run_of_many_cases_prints_a_summary_and_lists_all_as_json(capsys):
     assert main(arguments) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("64 cases, 63 to measure")
-    named = [line.split()[0] for line in lines if line.startswith("  ")]
+    named = [line.strip().split("  ")[0] for line in lines if line.startswith("  ")]
     assert len(named) == 11
-    assert named[5] == "…"
+    assert named[::10] == ["single, 1 CPU core", "DDP, 2 CPU cores, cap 60 MiB"]
+    assert named[5].startswith("…")
     assert "  … 54 more cases; --json lists all of them" in lines
     assert "The cases vary --modes (dp, ddp), --gpus (1, 2), --bucket-cap-mb (1, 2, 3 and 57 more)." in lines
     assert "1 case skipped: DataParallel on one device is the plain module; see single" in lines
@@ -209,7 +210,6 @@ def test_dry_run_of_many_cases_prints_a_summary_and_lists_all_as_json(capsys):
     assert 1 <= found["rounds"][0] <= found["rounds"][1]
     assert len(found["cases"]) == 63
     assert [*found["skipped"].values()] == ["DataParallel on one device is the plain module; see single"]
-    assert {*named} - {"…"} < {*found["cases"], *found["skipped"]}
 
 
 @pytest.mark.usefixtures("in_process")

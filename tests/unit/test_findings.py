@@ -18,8 +18,10 @@ from finding_cases import (
     made_run,
     over,
 )
+from made import block
 from report_runs import case, measured, run, timed, usual_cases
 
+from ddp_bench.bench.common.numbers import format_interval
 from ddp_bench.bench.findings.answers import answer_questions, select_headline
 from ddp_bench.bench.findings.cautions import Caution
 from ddp_bench.bench.findings.confidence import assess_confidence
@@ -29,7 +31,7 @@ from ddp_bench.bench.findings.verdicts import CAP, WRAPPER, Verdict
 from ddp_bench.bench.findings.wording import describe_stand_ins
 from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.case_result import CaseResult, read_case_results
-from ddp_bench.bench.results.columns import make_frame
+from ddp_bench.bench.results.columns import BLOCKS, make_frame
 from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER, TOO_FEW, UNRESOLVED, list_pairs
 
 BF16 = case("ddp", 2, 250.0, case_id="bf16", comm_hook="bf16")
@@ -205,14 +207,19 @@ def test_the_answers_are_those_of_the_largest_count_of_their_own():
 
 
 def test_one_gpu_answers_what_ddp_costs_by_itself():
-    one = case("ddp", 1, 978.0) | {"speedup": 0.978, "speedup_low": 0.977, "speedup_high": 0.979}
+    one = case("ddp", 1, 880.0) | {"speedup": 0.88, "speedup_low": 0.87, "speedup_high": 0.89}
     one |= measured(step_ms=50.0)
     skipped = [row | {"status": "skipped"} for row in (DP, DDP)]
-    (answer,) = found(SINGLE, one, *skipped).values()
-    assert answer.said == (
-        "DDP itself costs 1.10 (1.05\N{EN DASH}1.15) ms, 2.20% (2.10\N{EN DASH}2.30) of each step "
-        "on one device."
-    )
+    blocks = [
+        block(row["case_id"], r, ms + (r * step) % 5 / 10)
+        for row, ms, step in ((SINGLE, 44.0, 3), (one, 50.0, 2))
+        for r in range(10)
+    ]
+    made = conclude_run(made_run([SINGLE, one, *skipped], blocks=make_frame(blocks, BLOCKS)))
+    (answer,), (saving,) = made.verdicts, made.step.savings
+    assert saving.ms.low < 6 < saving.ms.high
+    ms = format_interval(saving.ms, "ms")
+    assert answer.said == f"DDP itself costs {ms}, 12.0% (11.0\N{EN DASH}13.0) of each step on one device."
     assert answer.notes[0].startswith("On one device nothing is communicated")
     assert found(SINGLE) == {}
 
@@ -365,6 +372,7 @@ def test_confidence_rests_on_the_answers_that_compare(by, order, size):
 def test_the_fastest_is_what_an_answer_says_is_faster():
     slow = case("ddp", 2, 80.0)
     assert concluded(SINGLE, slow).fastest_id == SINGLE["case_id"]
+    assert concluded(SINGLE, case("ddp", 1, 80.0)).fastest_id == "", "nobody asks whether to use one device"
     best = concluded(SINGLE, DDP, CAP_1 | {"images_per_s": 170.0}, by=(over(CAP_1, DDP, 1.1, 1.2),))
     assert best.fastest_id == CAP_1["case_id"]
     assert concluded(SINGLE, DP, DDP, by=(over(DDP, DP, 0.9, 1.2),)).fastest_id == ""

@@ -241,6 +241,19 @@ def test_a_gpu_slowed_by_heat_or_power_is_a_caution(reasons, advice):
     assert advice in caution.advice
 
 
+@pytest.mark.parametrize(("sustained", "is_told"), [(135.0, True), (141.0, True), (144.0, False)])
+def test_slow_steps_are_a_caution_where_they_cost_a_case_more_than_others_by_the_margin(sustained, is_told):
+    """As FSDP2 on the H200, whose typical step hides 2.9% of pauses; this margin is 5%."""
+    slow = case("ddp", 2, 150.0, images_per_s_sustained=sustained)
+    steady, as_slow = (case("single", 1, 100.0, images_per_s_sustained=rate) for rate in (100.0, 92.0))
+    told = warned(steady, slow).get("slow steps")
+    assert (told is not None) == is_told
+    if sustained == 135:
+        assert told.case_id == slow["case_id"]
+        assert "cost DDP, 2 GPUs, cap default 10% of its throughput" in told.text
+        assert warned(as_slow, slow) == {}, "a machine that slows all cases changes no ratio"
+
+
 def test_cases_at_unequal_clocks_are_a_caution():
     slow, middle = (case("ddp", n, 150.0, sm_clock_mhz=mhz) for n, mhz in ((4, 1600.0), (2, 1650.0)))
     fast = case("single", 1, 100.0, sm_clock_mhz=1680.0)

@@ -99,7 +99,8 @@ def test_hundreds_of_rounds_are_still_a_small_drawing():
 
 
 def figure(cases, comparisons=()):
-    return draw_breakdown(group_workloads(run(cases).results)[0], comparisons, key="k")
+    made = run(cases)
+    return draw_breakdown(group_workloads(made.results)[0], comparisons, made.typical, key="k")
 
 
 def parts_of(row):
@@ -150,14 +151,17 @@ def test_a_setting_is_drawn_only_where_its_step_is_known_to_differ():
         for row in (faster, slower, unknown)
     ]
     shown = figure(cases, comparisons)
-    drawn = ("default", "default, without overlap (computed)", "25 MiB", "1 MiB")
+    drawn = ("default", "default, without overlap", "25 MiB", "1 MiB")
     assert labels(shown) == [f"DDP, 2 GPUs, cap {cap}" for cap in drawn]
     assert "not known to differ" in shown.note
 
 
 @pytest.mark.parametrize(
     ("alone_ms", "hidden_pct", "whole", "change"),
-    [(40.0, 50.0, "120 ms", "17% shorter"), (10.0, -100.0, "90.0 ms", "11% longer, by")],
+    [
+        (40.0, 50.0, "120 ms", "overlap saves 20.0 (19.4\N{EN DASH}20.6) ms."),
+        (10.0, -100.0, "90.0 ms", "contention, waiting and copies add 10.0 (9.7\N{EN DASH}10.3) ms."),
+    ],
 )
 def test_a_step_without_overlap_is_that_under_no_sync_and_communication_by_itself(
     alone_ms, hidden_pct, whole, change
@@ -167,8 +171,8 @@ def test_a_step_without_overlap_is_that_under_no_sync_and_communication_by_itsel
     row = communicating(2, 200.0) | measured(comm_ms=alone_ms) | hidden
     shown = figure([row])
     written = [text.get_text() for text in canvas_of(shown).axes[0].texts]
-    assert f"DDP, 2 GPUs, cap default, without overlap (computed): {whole}" in written
-    assert f"Without overlap it would take {whole}: the measured step is {change}" in shown.caption
+    assert f"DDP, 2 GPUs, cap default, without overlap: {whole}" in written
+    assert f"Without overlap it would take {whole}: {change}" in shown.caption
     assert "is computed: the step under no_sync plus communication by itself" in shown.note
 
 

@@ -187,7 +187,7 @@ MANIFEST = {"model": {"forward_flops_per_image": 4e9}}
 def test_shared_gpus_draw_and_rank_nothing():
     shown = make_page(run([case("single", 1, 100.0), case("ddp", 2, 150.0, oversubscribed=True)]))
     assert (shown.cards, shown.figures) == ([], [])
-    assert shown.status.startswith("It works; shared GPUs tell nothing about speed")
+    assert shown.status.startswith("It works, but shared GPUs tell nothing about speed")
     names = [column.name.partition(" (")[0] for column in shown.tables[0].columns]
     rows = [dict(zip(names, row, strict=True)) for row in shown.tables[0].rows]
     assert [(row["Speed-up"] != "", row["Throughput"] != "") for row in rows] == [(True, True), (False, True)]
