@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..bench.common.numbers import format_interval, format_percent, format_quantity
@@ -79,8 +80,6 @@ class Bar(NamedTuple):
     parts: dict[str, float]
     more: str = ""
     """Addition to the name of the case, for a step that is not the measured one."""
-    computed: Interval | None = None
-    """The length of such a step in milliseconds."""
 
     @property
     def total_ms(self) -> float:
@@ -89,8 +88,7 @@ class Bar(NamedTuple):
     @property
     def whole(self) -> str:
         """The length of the bar, with its interval where that is known."""
-        known = format_interval(self.computed or self.case.step_ms, "ms")
-        return known or format_quantity(self.total_ms, "ms", 3)
+        return format_interval(self.case.step_ms, "ms") or format_quantity(self.total_ms, "ms", 3)
 
 
 def draw_breakdown(
@@ -189,7 +187,7 @@ def _remove_overlap(bar: Bar, typical: FittedSteps) -> Bar | None:
     columns = [(bar.case.case_id, phase) for phase in ("no_sync", "comm")]
     whole = typical.estimate_total(dict.fromkeys(columns, 1.0)).compute_interval()
     computed = Interval(sum(in_order.values()), whole.low, whole.high)
-    return Bar(bar.case, in_order, ", without overlap", computed)
+    return Bar(replace(bar.case, step_ms=computed), in_order, ", without overlap")
 
 
 def compute_bar_height(num_bars: int, num_labels: int) -> int:

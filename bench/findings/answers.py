@@ -35,8 +35,6 @@ BATCH_HEADING = "Fastest batch size"
 
 BATCH_NOTE = "Another batch size changes the training: check the loss"
 
-OVERHEAD_NOTE = "On one device nothing is communicated: the difference is DDP's own overhead"
-
 
 def answer_questions(run: RunData) -> list[Verdict]:
     """Answer what the run allows, by batch size and mode of torch.compile: each variant is a workload."""
@@ -161,7 +159,6 @@ def answer_wrapper(
             in_words=f"costs {of_step}",
             comparisons=(one,),
             faster_id="" if one.within_margin else ONE_DEVICE,
-            notes=(OVERHEAD_NOTE,),
         )
     is_told = case.num_devices > 1 and one.answer != TOO_FEW
     ideal = f", {100 * case.speedup.estimate / case.num_devices:.0f}% of ideal" if is_told else ""

@@ -177,8 +177,8 @@ def check_conditions(
             kind="slow steps",
             case_id=most.case_id,
             short=f"slow steps cost {label_case(most)} {percent} of its throughput",
-            text=f"steps slower than its typical one cost {label_case(most)} {percent} of its throughput, more "
-            "than others: step, throughput and speed-up here are of typical steps",
+            text=f"slow steps cost {label_case(most)} {percent} of its throughput, more than other cases: "
+            "step, throughput and speed-up are of typical steps",
             advice="compare the sustained throughput too, in the table Every column of the report",
         )
     if (links := find_slow_links(manifest, cases)) is not None:

@@ -233,7 +233,7 @@ def explain_ddp_step(
         return None
     alike = [case for case in run.results if case.is_ok and case.variant == ddp.variant]
     exposed, alone, buffers = ddp.exposed_comm_ms, ddp.comm_ms, ddp.buffers_ms
-    step, local, _ = ((ddp.case_id, phase) for phase in FITTED_PHASES)
+    step, local = ((ddp.case_id, phase) for phase in FITTED_PHASES[:2])
 
     def estimate_total(weights: Mapping[Column, float]) -> Interval | None:
         known = run.typical.estimate_total(weights).compute_interval()
