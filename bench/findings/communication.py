@@ -56,53 +56,9 @@ class StepExplanation:
     """Explanation of a step."""
 
     consists_of: str
-    """The sum of its parts, in words; empty where none is known."""
+    """The step, and the sum of its parts where they are known."""
     savings: tuple[Saving, ...]
     """The largest first."""
-
-
-def explain_step(
-    total: Interval,
-    parts: Mapping[str, Interval],
-    *,
-    exposed: Interval | None = None,
-    alone: Interval | None = None,
-    contention: Interval | None = None,
-    other: Interval | None = None,
-    overheads: Mapping[str, Interval] | None = None,
-) -> StepExplanation:
-    """Say what a step consists of and what of it could be saved; all in milliseconds.
-
-    A saving has an interval above 0 and at least `MIN_SHARE` of the step; savings may overlap.
-
-    Args:
-        total: the step.
-        parts: of it beside communication, by name.
-        exposed: what communication adds to the step.
-        alone: what it takes by itself; None also where that is hardly known.
-        contention: exposed time beyond communication alone, where rounds tell it better than the difference.
-        other: the rest of the step, where rounds tell it better than the difference.
-        overheads: other costs that have a remedy, by their names in `REMEDIES`; they may lie within parts.
-    """
-    is_resolved = bool(exposed and exposed.low > 0)
-    costs: dict[str, Interval | None] = {EXPOSED: exposed} if is_resolved else {}
-    if exposed and alone and is_resolved and alone.estimate < exposed.estimate:
-        costs = {ALL_REDUCE: alone, CONTENTION: contention or exposed.subtract(alone)}
-    if other is None:
-        other = total
-        for part in (*parts.values(), *([exposed] if exposed else [])):
-            other = other.subtract(part)
-    sums = {**parts, EXPOSED: exposed, "other": other}
-    costs |= overheads or {}
-    savings = [
-        Saving(ms, what, REMEDIES[what])
-        for what, ms in costs.items()
-        if ms and ms.low > 0 and ms.estimate > MIN_SHARE * total.estimate
-    ]
-    return StepExplanation(
-        _write_sum(total, sums) if parts else "",
-        tuple(sorted(savings, key=lambda saving: -saving.ms.estimate)),
-    )
 
 
 def estimate_half_bytes(ddp: CaseResult, exposed: Interval) -> Interval:
@@ -136,10 +92,17 @@ def _make_concrete(ddp: CaseResult, savings: Iterable[Saving]) -> list[Saving]:
     return found
 
 
-def _write_sum(total: Interval, parts: Mapping[str, Interval | None]) -> str:
-    """Write a sum of parts; empty where one is not known, and without what rounding the total leaves out."""
+def _write_sum(total: Interval, parts: Mapping[str, Interval | None], other: Interval | None) -> str:
+    """Write a sum of parts and what is left; empty where one is not known, without what rounding leaves out.
+
+    `other` is what is left where rounds tell it better than the difference.
+    """
+    rest = total
+    for part in filter(None, parts.values()):
+        rest = rest.subtract(part)
     least = 0.5 * 10.0 ** -choose_places(total)
-    shown = {name: ms for name, ms in parts.items() if ms and not abs(ms.estimate) < least}
+    every = {**parts, "other": other or rest}
+    shown = {name: ms for name, ms in every.items() if ms and not abs(ms.estimate) < least}
     if any(math.isnan(ms.low) for ms in (total, *shown.values())):
         return ""
     words = ""
@@ -223,7 +186,8 @@ def explain_ddp_step(
 ) -> StepExplanation | None:
     """Say what the step of this DDP case consists of and what could be saved; None where neither is known.
 
-    `faster` is the answer that another setting is faster and trains the same.
+    `faster` is the answer that another setting is faster and trains the same. A saving has an interval above
+    0 and at least `MIN_SHARE` of the step; savings may overlap.
 
     Each part has a measurement of its own: what `no_sync` saves, all-reduces alone, the broadcast of buffers
     alone, what DDP adds on one device, what views of the buckets save, how far behind a straggler is, and
@@ -255,9 +219,8 @@ def explain_ddp_step(
     if (get_hidden_share(ddp) is None and ddp.hidden_pct) or ddp.get_setting("sync_batchnorm") == "True":
         alone = None  # nor is it known then what the exposed time consists of
     is_resolved = bool(exposed and exposed.low > 0)
-    contention = estimate_contention(ddp, run.typical) if alone and is_resolved else None
     own_work = {one: 1.0, single: -1.0}
-    costs = {
+    costs: dict[str, Interval | None] = {
         COPIES: find_least(estimate_total({step: 1.0, views: -1.0}), exposed) if views[0] else None,
         OWN_WORK: estimate_total(own_work | {views: 1.0, step: -1.0}) or estimate_total(own_work),
         RANKS: ddp.rank_skew_ms if has_straggler else None,
@@ -267,34 +230,34 @@ def explain_ddp_step(
     share, name = float(batches), f"{batches} single-device steps" if batches > 1 else "single-device step"
     if ddp.scaling == "strong":
         share, name = 1 / ddp.num_devices, f"1/{ddp.num_devices} of the single-device step"
-    singles = (case.step_ms for case in alike if case.mode == "single")
-    single_ms = next(singles, None) if exposed else None
+    single_ms = next((c.step_ms for c in alike if c.mode == "single"), None) if exposed else None
     parts = {name: single_ms.scale(share)} if single_ms else {}
     if is_resolved and buffers and buffers.estimate > MIN_SHARE * ddp.step_ms.estimate:
         buffers = find_least(buffers, exposed, alone) or buffers
         costs |= {BUFFERS: buffers}
         exposed, alone = (ms and ms.subtract(buffers) for ms in (exposed, alone))
         parts |= {"buffers": buffers} if parts else {}
-    explained = explain_step(
-        ddp.step_ms,
-        parts,
-        exposed=exposed,
-        alone=alone,
-        contention=contention,
-        other=estimate_total({local: 1.0, single: -share}),
-        overheads={what: ms for what, ms in costs.items() if ms},
-    )
-    if not explained.consists_of and not explained.savings:
-        return None
+    if exposed and is_resolved:
+        split = {ALL_REDUCE: alone, CONTENTION: estimate_contention(ddp, run.typical)}
+        costs |= split if alone and alone.estimate < exposed.estimate else {EXPOSED: exposed}
+    other = estimate_total({local: 1.0, single: -share})
+    consists_of = _write_sum(ddp.step_ms, {**parts, EXPOSED: exposed}, other) if parts else ""
+    savings = [Saving(ms, what, REMEDIES[what]) for what, ms in costs.items() if ms]
+    saved = estimate_total({step: 1.0, (faster.faster_id, "timed"): -1.0}) if faster else None
+    if faster and saved:
+        savings.append(Saving(saved, "DDP's default settings", f"{faster.paste} (measured)"))
+    least = MIN_SHARE * ddp.step_ms.estimate
+    large = (one for one in savings if one.ms.low > 0 and one.ms.estimate > least)
+    savings = _make_concrete(ddp, sorted(large, key=lambda one: -one.ms.estimate))
+    whole = _write_step(ddp, alike, consists_of)
+    return StepExplanation(whole, tuple(savings)) if consists_of or savings else None
+
+
+def _write_step(ddp: CaseResult, alike: Iterable[CaseResult], consists_of: str) -> str:
+    """Say how long a step takes, under DP too, and what it consists of where that is known."""
     dps = [case for case in alike if case.mode == "dp" and not case.is_stand_in]
     dp = next((case.step_ms for case in dps if case.num_devices == ddp.num_devices), None)
-    batch = f" at {ddp.batch_name}" if ddp.batch_name else ""
-    whole = f"A DDP step on {name_devices(ddp)}{batch} takes {format_interval(ddp.step_ms, 'ms')}"
+    where = f"{name_devices(ddp)}{f' at {ddp.batch_name}' if ddp.batch_name else ''}"
+    whole = f"A DDP step on {where} takes {format_interval(ddp.step_ms, 'ms')}"
     whole += f", under DP {format_interval(dp, 'ms')}" if dp else ""
-    whole += f": {explained.consists_of}" if explained.consists_of else ""
-    savings = _make_concrete(ddp, explained.savings)
-    saved = estimate_total({step: 1.0, (faster.faster_id, "timed"): -1.0}) if faster else None
-    if faster and saved and saved.low > 0 and saved.estimate > MIN_SHARE * ddp.step_ms.estimate:
-        savings.append(Saving(saved, "DDP's default settings", f"{faster.paste} (measured)"))
-    savings.sort(key=lambda one: -one.ms.estimate)
-    return StepExplanation(f"{whole}.", tuple(savings))
+    return f"{whole}{f': {consists_of}' if consists_of else ''}."

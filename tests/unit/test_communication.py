@@ -6,11 +6,7 @@ from finding_cases import CAP_25, DDP, SINGLE, concluded, exposing, hiding, made
 from made import block
 from report_runs import case, measured
 
-from ddp_bench.bench.findings.communication import (
-    REMEDIES,
-    explain_ddp_step,
-    explain_step,
-)
+from ddp_bench.bench.findings.communication import explain_ddp_step
 from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.findings.late_ranks import find_straggler
 from ddp_bench.bench.results.columns import BLOCKS, make_frame
@@ -166,25 +162,6 @@ def test_a_remainder_has_the_interval_of_its_rounds():
         assert found.estimate == pytest.approx(true, abs=0.5)
         assert found.low < true < found.high
         assert found.high - found.low < 0.1 * true + 0.5
-
-
-def interval(middle):
-    return Interval(middle, 0.9 * middle, 1.1 * middle)
-
-
-def test_a_step_is_explained_by_its_intervals_alone():
-    """As of a training that is observed, which has no single-device step."""
-    parts = {name: interval(ms) for name, ms in {"data": 30.0, "forward": 20.0, "backward": 35.0}.items()}
-    told = {"exposed": interval(12.0), "alone": interval(20.0), "other": interval(3.0)}
-    told["overheads"] = {"data loading": parts["data"]}
-    step = explain_step(interval(100.0), parts, **told)
-    assert [part.split()[-1] for part in step.consists_of.split(" + ")] == [*parts, "communication", "other"]
-    assert [(one.what, one.ms.estimate) for one in step.savings] == [
-        ("data loading", 30.0),
-        ("exposed communication", 12.0),
-    ]
-    assert all(one.remedy == REMEDIES[one.what] for one in step.savings)
-    assert explain_step(interval(100.0), {}).savings == ()
 
 
 @pytest.mark.parametrize(
