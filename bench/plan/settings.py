@@ -57,9 +57,6 @@ SWITCHES = [name for name, default in STEP_DEFAULTS.items() if isinstance(defaul
 AXES = (*SWEPT, *STEP_DEFAULTS)
 """Settings of cases."""
 
-REMOVED = {"sustain": None, "delay_all_reduce": [0], "ddp_mixed_precision": ["none"], "prefetch": True}
-"""Settings of earlier versions, which say nothing where they are the default; as manifests hold them."""
-
 
 def _parse_ascending(text: str) -> tuple[int, ...]:
     """Parse whole numbers, the smallest first: others are compared with that, which fits if any does."""
@@ -240,8 +237,6 @@ class Settings:
         parsers |= {option.name: option.metadata["parse"] for option in list_options()}
         found: dict[str, Any] = {}
         for name, value in values.items():
-            if name in REMOVED and value == REMOVED[name]:
-                continue
             if name not in parsers:
                 raise UsageError(f"another version of ddp-bench has set {name}; use that one")
             if value is not None:

@@ -7,10 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import pandas as pd
+
 from ..plan.settings import IMAGES
 from ..stats.fit import MIN_ROUNDS, FittedSteps
 from ..stats.interval import Interval
 from .case_result import CaseResult
+from .columns import COMPARISONS, list_records
 
 FASTER, SLOWER, EQUAL, UNRESOLVED, TOO_FEW = ANSWERS = (
     "faster",
@@ -88,19 +91,12 @@ class Comparison:
 
     def to_row(self, unit: str = IMAGES) -> dict[str, Any]:
         """A row of comparisons.csv of a run that counts `unit`."""
-        return {
-            "case_id": self.case_id,
-            "reference_id": self.reference_id,
-            "metric": METRIC,
-            "unit": unit,
-            **self.ratio.to_columns("ratio"),
-            "margin": self.margin,
-            "answer": self.answer,
-            "num_rounds": self.num_rounds,
-        }
+        cells = {"metric": METRIC, "unit": unit, "answer": self.answer, **self.ratio.to_columns("ratio")}
+        cells = {**vars(self), **cells}
+        return {column.name: cells[column.name] for column in COMPARISONS}
 
 
-def read_comparisons(rows: Iterable[Mapping[Any, Any]]) -> list[Comparison]:
+def read_comparisons(table: pd.DataFrame) -> list[Comparison]:
     """The comparisons that a comparisons.csv holds."""
     return [
         Comparison(
@@ -110,7 +106,7 @@ def read_comparisons(rows: Iterable[Mapping[Any, Any]]) -> list[Comparison]:
             float(row["margin"]),
             int(row["num_rounds"]),
         )
-        for row in rows
+        for row in list_records(table)
     ]
 
 

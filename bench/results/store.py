@@ -15,7 +15,6 @@ from ..common.errors import UsageError
 from ..common.scratch import make_scratch_folder
 from ..machine.conditions import describe_machine_kind
 from ..machine.manifest import MANIFEST, Manifest, parse_manifest
-from ..plan.case import STAND_IN
 from ..plan.modes import RANK_PER_DEVICE
 from ..plan.sweep import hash_plan
 from ..stats.fit import FittedSteps
@@ -23,7 +22,7 @@ from .archive import open_run_folder
 from .block_rows import group_blocks
 from .case_columns import FILES
 from .case_result import CaseResult, read_case_results
-from .columns import list_records, make_frame
+from .columns import make_frame
 from .comparisons import Comparison, read_comparisons
 from .disk import read_json
 from .journal import JOURNAL, State, has_ended, read, read_blocks
@@ -69,13 +68,8 @@ class RunData:
 
     @cached_property
     def compared(self) -> list[Comparison]:
-        """Comparisons of the run, but for those that earlier versions made with DP's stand-in."""
-        stand_ins = {case.case_id for case in self.results if case.impl == STAND_IN}
-        return [
-            one
-            for one in read_comparisons(list_records(self.comparisons))
-            if one.reference_id not in stand_ins
-        ]
+        """Comparisons of the run, as typed records."""
+        return read_comparisons(self.comparisons)
 
     @cached_property
     def earlier(self) -> list[tuple[list[CaseResult], list[Comparison]]]:
@@ -95,25 +89,16 @@ def load_earlier_runs(path: Path, manifest: Manifest) -> list[tuple[list[CaseRes
     """
     if manifest.interleaved_id or manifest.plan_hash is None or not path.is_dir():
         return []
-    found = []
+    kind, found = (manifest.plan_hash, describe_machine_kind(manifest)), []
     for folder in list_neighbours(path):
         with suppress_errors():
             other = read_manifest(folder)
-            alike = other.plan_hash == manifest.plan_hash and describe_machine_kind(
-                other
-            ) == describe_machine_kind(manifest)
-            if alike and (other.created_utc or "") < (manifest.created_utc or ""):
+            is_alike = (other.plan_hash, describe_machine_kind(other)) == kind
+            if is_alike and (begun := other.created_utc or "") < (manifest.created_utc or ""):
                 cases, compared = (read_table(folder / n, FILES[n]) for n in ("cases.csv", "comparisons.csv"))
                 if not cases.empty:  # it was killed
-                    found.append(
-                        (
-                            other.created_utc or "",
-                            read_case_results(cases),
-                            read_comparisons(list_records(compared)),
-                        )
-                    )
-    latest = sorted(found, key=lambda one: one[0])[-MAX_EARLIER:]
-    return [(cases, compared) for _, cases, compared in latest]
+                    found.append((begun, (read_case_results(cases), read_comparisons(compared))))
+    return [run for _, run in sorted(found, key=lambda one: one[0])[-MAX_EARLIER:]]
 
 
 def list_neighbours(path: Path) -> list[Path]:

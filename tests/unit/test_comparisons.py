@@ -84,7 +84,7 @@ def test_a_row_comes_back_from_the_table():
     table = make_frame((one.to_row() for one in made), COMPARISONS)
     assert table["answer"].tolist() == [one.answer for one in made] == [FASTER, UNRESOLVED, TOO_FEW]
     assert set(table["metric"]) == {METRIC}
-    again = read_comparisons(table.to_dict("records"))
+    again = read_comparisons(table)
     assert again[:2] == made[:2]
     assert math.isnan(again[2].ratio.low)
     assert again[2].answer == TOO_FEW

@@ -22,7 +22,7 @@ from selection import in_campaign
 
 from ddp_bench.bench.common.errors import NotComparableError, NotMeasuredError, UsageError
 from ddp_bench.bench.machine.manifest import SCHEMA_VERSION, Manifest
-from ddp_bench.bench.plan.settings import REMOVED, Settings
+from ddp_bench.bench.plan.settings import Settings
 from ddp_bench.bench.plan.sweep import hash_plan
 from ddp_bench.bench.results import run_folder, store
 from ddp_bench.bench.results.block_times import BlockTimes
@@ -291,9 +291,7 @@ def test_stored_settings_are_read_as_options_are(wrong, tmp_path):
         read_settings(tmp_path, {})
 
 
-def test_a_removed_setting_matters_only_where_it_was_set(tmp_path):
-    telling(tmp_path, Settings().stored() | REMOVED)
-    assert read_settings(tmp_path, {}) == Settings()
+def test_a_setting_of_another_version_is_refused(tmp_path):
     telling(tmp_path, Settings().stored() | {"sustain": 300.0})
     with pytest.raises(UsageError, match="another version of ddp-bench has set sustain; use that one"):
         read_settings(tmp_path, {})
