@@ -19,9 +19,10 @@ from ..stats.fit import FittedSteps
 from ..stats.interval import Estimate, Interval, compute_median_interval, compute_median_intervals
 from .case_columns import CASES, METRICS
 from .case_result import CaseResult, add_singles
-from .columns import BUCKETS, EXPOSED_COMM, NO_SYNC, Column, Metric, make_frame
+from .columns import ALLREDUCE, BUCKETS, EXPOSED_COMM, NO_SYNC, Column, Metric, make_frame
 from .comparisons import UNIT_RATIO, Comparison, compute_speedup_over_default
 from .formula import SINGLE
+from .journal import Curve
 from .round_times import ByRound, CaseTimes, RoundTimes
 
 
@@ -146,21 +147,21 @@ def compute_bus_gb(num_bytes: float, num_ranks: int) -> float:
     return 2 * (num_ranks - 1) / num_ranks * num_bytes / 1e9
 
 
-def make_allreduce_rows(
-    num_ranks: int, backend: str, times_ms: Mapping[int, Sequence[float]]
-) -> list[dict[str, Any]]:
+def make_allreduce_rows(curves: Iterable[Curve]) -> pd.DataFrame:
     """allreduce.csv: time of one message by size, with its bus bandwidth."""
-    return [
+    rows = [
         {
-            "num_devices": num_ranks,
-            "backend": backend,
+            "num_devices": curve.num_ranks,
+            "backend": curve.backend,
             "bytes": num_bytes,
             **compute_median_interval(samples).to_columns("time_ms"),
-            "busbw_gb_per_s": compute_bus_gb(num_bytes, num_ranks) * 1000 / float(np.median(samples)),
+            "busbw_gb_per_s": compute_bus_gb(num_bytes, curve.num_ranks) * 1000 / float(np.median(samples)),
             "num_samples": len(samples),
         }
-        for num_bytes, samples in sorted(times_ms.items())
+        for curve in curves
+        for num_bytes, samples in sorted(curve.times_ms)
     ]
+    return make_frame(rows, ALLREDUCE)
 
 
 def describe_planned_case(outcome: CaseOutcome) -> dict[str, Any]:

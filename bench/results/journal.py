@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -101,7 +101,7 @@ class Curve(_Event, frozen=True):
 
     num_ranks: Count
     backend: str
-    times_ms: tuple[tuple[Count, Annotated[tuple[Milliseconds, ...], Meta(min_length=1)]], ...] = ()
+    times_ms: Sequence[tuple[Count, Annotated[Sequence[Milliseconds], Meta(min_length=1)]]] = ()
     """Bytes of a message, and its repetitions; none where the curve failed."""
 
 

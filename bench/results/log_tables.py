@@ -20,7 +20,7 @@ from .aggregate import (
 )
 from .blocks import Block
 from .case_result import CaseResult
-from .columns import ALLREDUCE, BY_PLAN, COMPARISONS, NOT_REACHED, make_frame
+from .columns import BY_PLAN, COMPARISONS, NOT_REACHED, make_frame
 from .comparisons import Comparison, compare_pairs, list_pairs
 from .journal import Settled, State
 from .round_times import RoundTimes
@@ -86,13 +86,8 @@ class LogTables:
     def write(self, writer: RunWriter, blocks: Iterable[Block]) -> None:
         """Write all tables of a run with these blocks. Raises OSError."""
         unit = next((p.case.unit for p in self.state.plan), IMAGES)
-        curves = [
-            row
-            for curve in self.state.curves.values()
-            for row in make_allreduce_rows(curve.num_ranks, curve.backend, dict(curve.times_ms))
-        ]
         writer.write_blocks(blocks)
         writer.replace("buckets.csv", make_bucket_rows(self.state.layouts, self.times))
-        writer.replace("allreduce.csv", make_frame(curves, ALLREDUCE))
+        writer.replace("allreduce.csv", make_allreduce_rows(self.state.curves.values()))
         writer.replace("comparisons.csv", make_frame((c.to_row(unit) for c in self.comparisons), COMPARISONS))
         writer.replace("cases.csv", self.cases)

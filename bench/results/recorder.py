@@ -20,9 +20,8 @@ from .aggregate import compute_rate_half_widths
 from .blocks import Block
 from .columns import make_storable
 from .commands import write_resume_command
-from .comparisons import Comparison
 from .disk import remove_unfinished
-from .journal import PLAN_CASES, VERSION, Curve, End, Event, Journal, Plan, Settled, UnderWay, read_blocks
+from .journal import PLAN_CASES, VERSION, End, Event, Journal, Plan, Settled, UnderWay, read_blocks
 from .log_tables import LogTables
 from .round_times import RoundTimes
 from .run_folder import RUN_FILES, RunWriter
@@ -151,35 +150,16 @@ class Recorder:
         with self._report_write_errors():
             self.writer.write_trace(f"{case_id}-rank{rank}.json.gz", trace)
 
-    def add_allreduce(self, num_ranks: int, backend: str, times_ms: Mapping[int, Sequence[float]]) -> None:
-        """Times of the all-reduce by itself, by message size in bytes; none where it failed."""
-        times = tuple((size, tuple(found)) for size, found in times_ms.items())
-        self.append_event(Curve(num_ranks=num_ranks, backend=backend, times_ms=times))
-
-    def list_pairs(self) -> list[tuple[str, str]]:
-        """The pairs to compare."""
-        return self._tables.list_pairs()
-
-    @property
-    def cases(self) -> pd.DataFrame:
-        """The table of cases, as last refreshed."""
-        return self._tables.cases
-
-    @property
-    def comparisons(self) -> list[Comparison]:
-        """Return the comparisons that the run answers, as last refreshed."""
-        return self._tables.comparisons
-
     def refresh(self) -> None:
-        """Have `cases` and `comparisons` made anew when they are asked for next; nothing is written."""
-        self._tables = LogTables(self.manifest, self.journal.state, self.times)
+        """Have `tables` made anew when they are asked for next; nothing is written."""
+        self.tables = LogTables(self.manifest, self.journal.state, self.times)
 
     def write(self) -> pd.DataFrame:
         """Write all tables, made anew; the one of cases. Between rounds the log has all that they hold."""
         self.refresh()
         with self._report_write_errors():
-            self._tables.write(self.writer, read_blocks(self.folder))
-        return self.cases
+            self.tables.write(self.writer, read_blocks(self.folder))
+        return self.tables.cases
 
     def update_manifest(self, **facts: Any) -> None:
         """Replace fields of manifest.json."""
@@ -213,5 +193,5 @@ class Recorder:
 
     def compute_half_width(self) -> float:
         """The widest throughput interval as last refreshed, a fraction; NaN where one is unknown."""
-        widths = compute_rate_half_widths(self.cases, with_single=True).values()
+        widths = compute_rate_half_widths(self.tables.cases, with_single=True).values()
         return math.nan if any(map(math.isnan, widths)) else max(widths, default=math.nan)

@@ -73,7 +73,7 @@ def close_run(
     recorder.update_manifest(timing=timing)
     if settings.calibrate and (missing := write_calibration(folder, list(parameters))):
         print_message(missing)
-    missing_modes = explain_not_measured(read_case_results(recorder.cases), settings.modes)
+    missing_modes = explain_not_measured(read_case_results(recorder.tables.cases), settings.modes)
     # A later launch of a gate has no page: the gate's own is of all launches.
     has_page = is_later_launch() or _show_run(folder, how, missing_modes)
     recorder.close(stopped_because)
@@ -118,7 +118,7 @@ def close_broken_run(folder: Path, because: str) -> None:
         recorder = Recorder.reopen(folder)
         recorder.write()
         recorder.update_manifest(timing=make_timing(recorder, recorder.rounds_s, because))
-        num_measured = recorder.cases["images_per_s"].notna().sum()
+        rates = recorder.tables.cases["images_per_s"]
         recorder.close(because)
         from ...report.build import write_page
 
@@ -127,7 +127,7 @@ def close_broken_run(folder: Path, because: str) -> None:
         print_message(f"error: {error}")
         return
     if because != STOPPED_BY_ERROR:
-        print_message(f"{because}; {num_measured} of {len(recorder.cases)} cases have results in {folder}")
+        print_message(f"{because}; {rates.count()} of {len(rates)} cases have results in {folder}")
         print_message(f"to finish the rest: {write_resume_command(recorder.manifest, folder)}")
 
 

@@ -22,7 +22,7 @@ from ..plan.sweep import Planned
 from ..results import store
 from ..results.case_result import read_case_results
 from ..results.disk import FolderLock
-from ..results.journal import Attempt, Completion, Retry, Settled, UnderWay, read
+from ..results.journal import Attempt, Completion, Curve, Retry, Settled, UnderWay, read
 from ..results.recorder import Recorder
 from ..results.run_folder import RunWriter, claim_folder, format_path, name_default_folder
 from ..results.store import read_manifest
@@ -83,7 +83,7 @@ def _close_earlier_attempt(
 ) -> list[str]:
     """Settle what the attempt before has died of; what to tell the user. Raises NotMeasuredError."""
     state = recorder.journal.state
-    reasons = explain_not_measured(read_case_results(recorder.cases), settings.modes)
+    reasons = explain_not_measured(read_case_results(recorder.tables.cases), settings.modes)
     if state.ended in tuple(Completion) and reasons:
         raise NotMeasuredError(
             f"the run has ended, and to start its ranks again changes nothing: {reasons[0]}"
@@ -178,7 +178,8 @@ def assign_fault(recorder: Recorder, found: Failure) -> list[str]:
         _keep_failure(recorder, "run", found, under_way.what)
     if under_way.curve is None:
         return []
-    recorder.add_allreduce(*under_way.curve, {})
+    num_ranks, backend = under_way.curve
+    recorder.append_event(Curve(num_ranks=num_ranks, backend=backend))
     return [f"all-reduce curve left out: {found.reason}"]
 
 

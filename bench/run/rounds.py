@@ -157,7 +157,7 @@ class Rounds(CaseRunner):
         look, began_s = is_look(num_rounds), self.get_elapsed_s()
         if look or began_s >= self._refresh_at_s:
             self.recorder.refresh()
-            measured, _ = tabulate_results(read_case_results(self.recorder.cases))
+            measured, _ = tabulate_results(read_case_results(self.recorder.tables.cases))
             if measured is not None:
                 self.console.show_table(make_grid(measured, get_terminal_size().columns))
             now_s = self.get_elapsed_s()
@@ -165,7 +165,7 @@ class Rounds(CaseRunner):
         # The two sides of a gate are compared within rounds: both have to measure every case in each.
         if look and not self.settings.race and get_interleaved_id() is None:
             self._resting = find_converged(
-                self.recorder.comparisons, compute_rate_half_widths(self.recorder.cases)
+                self.recorder.tables.comparisons, compute_rate_half_widths(self.recorder.tables.cases)
             )
 
     def _measure_case(self, live: LiveCase, round_index: int, position: int, wanted: Sequence[str]) -> None:
@@ -192,7 +192,7 @@ class Rounds(CaseRunner):
             return
         rates = compute_images_per_s(self.recorder.times, [live.case for live in self.live])
         named = select_slowest(
-            self.recorder.list_pairs(), rates, self._stop_rule.compute_left_share(num_rounds)
+            self.recorder.tables.list_pairs(), rates, self._stop_rule.compute_left_share(num_rounds)
         )
         for live in [live for live in self.live if live.case.case_id in named]:
             self.check_gradients(live)

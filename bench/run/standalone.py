@@ -9,6 +9,7 @@ from functools import partial
 from ..common.errors import NotMeasuredError
 from ..machine.conditions import parse_nccl_log
 from ..plan.case import get_wire_share
+from ..results.journal import Curve
 from ..worker import messages as m
 from .case_runner import CaseRunner
 from .failures import RestartError, add_location, compute_preparing_limit_s, find_cause
@@ -81,9 +82,8 @@ def measure_curves(run: CaseRunner) -> None:
     for group in groups:
         if group in run.recorder.journal.state.curves:
             continue
-        run.recorder.add_allreduce(
-            *group, _time_curve(partial(_time_once, run, group), largest, time.monotonic)
-        )
+        times = _time_curve(partial(_time_once, run, group), largest, time.monotonic)
+        run.recorder.append_event(Curve(num_ranks=group[0], backend=group[1], times_ms=[*times.items()]))
 
 
 def ask_nccl(run: CaseRunner) -> None:

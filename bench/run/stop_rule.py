@@ -135,7 +135,7 @@ class StopRule:
 
         Width decides, never significance: who stops once 1 is excluded finds winners that are not there.
         """
-        if comparisons := self._recorder.comparisons:
+        if comparisons := self._recorder.tables.comparisons:
             return all(one.is_narrow for one in comparisons)
         return self._recorder.compute_half_width() <= self._settings.margin / 2
 

@@ -66,7 +66,7 @@ def run_of(log_ms):
     pairs = [(name, names[0]) for name in names[1:]]
     step_ms = {(name, "timed"): {} for name in names}
     settings = fill_device_defaults(Settings(margin=MARGIN), device_type="cpu", num_local_devices=2)
-    recorder = SimpleNamespace(comparisons=[], journal=SimpleNamespace(state=State()))
+    recorder = SimpleNamespace(tables=SimpleNamespace(comparisons=[]), journal=SimpleNamespace(state=State()))
     rule = StopRule(settings, recorder, lambda: 0.0)
     resting = frozenset()
     for r, row in enumerate(log_ms, 1):
@@ -76,11 +76,11 @@ def run_of(log_ms):
         if not is_look(r):
             continue
         units = dict.fromkeys(names, 16)
-        recorder.comparisons = compare_pairs(pairs, FittedSteps(step_ms), units=units, margin=MARGIN)
+        recorder.tables.comparisons = compare_pairs(pairs, FittedSteps(step_ms), units=units, margin=MARGIN)
         if reason := rule.explain_end(r):
             break
-        resting = find_converged(recorder.comparisons, {})
-    answers = {one.case_id: one.answer for one in recorder.comparisons}
+        resting = find_converged(recorder.tables.comparisons, {})
+    answers = {one.case_id: one.answer for one in recorder.tables.comparisons}
     return {case: said for case, said in answers.items() if said in (FASTER, SLOWER)}, reason, r
 
 

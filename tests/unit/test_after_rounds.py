@@ -313,7 +313,7 @@ def test_looking_at_results_takes_little_of_the_time(looking_s, most_between_s):
     now_s, looks = 0.0, []
 
     class Recorder(SimpleNamespace):
-        cases = make_frame([], CASES)
+        tables = SimpleNamespace(cases=make_frame([], CASES))
 
         def refresh(self):
             nonlocal now_s

@@ -22,6 +22,7 @@ from ddp_bench.bench.results.aggregate import (
 )
 from ddp_bench.bench.results.case_result import read_case_results
 from ddp_bench.bench.results.columns import BLOCKS, make_frame
+from ddp_bench.bench.results.journal import Curve
 from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.results.round_times import RoundTimes
 
@@ -305,9 +306,9 @@ def test_buckets_are_launched_once_all_before_them_are_ready():
 
 def test_bus_bandwidth_is_that_of_nccl_tests():
     """Bytes over time, times 2 (n - 1) / n: 6 MB in 3 ms over 4 ranks are 2 GB/s and 3 GB/s."""
-    large, small = reversed(
-        make_allreduce_rows(4, "nccl", {6_000_000: [3.0, 2.0, 9.0, 2.0, 9.0, 3.0], 4096: [0.5]})
-    )
+    times_ms = (6_000_000, [3.0, 2.0, 9.0, 2.0, 9.0, 3.0]), (4096, [0.5])
+    curve = Curve(num_ranks=4, backend="nccl", times_ms=times_ms)
+    _, (small, large) = zip(*make_allreduce_rows([curve]).iterrows(), strict=True)
     assert small["bytes"] == 4096
     assert (large["bytes"], large["num_devices"], large["backend"]) == (6_000_000, 4, "nccl")
     assert (large["time_ms"], large["num_samples"]) == (3.0, 6)
@@ -330,5 +331,5 @@ def test_the_worst_half_width_is_of_the_widest_case_and_unknown_where_one_is():
         ((ddp, unknown), None),
         ((failed,), None),
     ):
-        width = Recorder.compute_half_width(SimpleNamespace(cases=rows(*cases)))
+        width = Recorder.compute_half_width(SimpleNamespace(tables=SimpleNamespace(cases=rows(*cases))))
         assert math.isnan(width) if worst is None else width == pytest.approx(worst)

@@ -202,9 +202,9 @@ def test_a_default_that_has_the_layout_of_another_cap_is_no_reference(tmp_path):
             times = BlockTimes(ms + 0.1 * (r % 3), (ms,))
             recorder.add_block(case_id, "timed", r, 0, 0.0, [("h", rank, times) for rank in range(2)])
     cases = recorder.write()
-    assert [(one.case_id, one.reference_id) for one in recorder.comparisons] == [(other, cap)]
-    assert recorder.comparisons[0].ratio.estimate == pytest.approx(2, rel=0.01)
+    assert [(one.case_id, one.reference_id) for one in recorder.tables.comparisons] == [(other, cap)]
+    assert recorder.tables.comparisons[0].ratio.estimate == pytest.approx(2, rel=0.01)
     assert default not in set(cases["case_id"][cases["status"] == "ok"])
     (again,) = load_run(tmp_path / "run").compared
     assert (again.case_id, again.reference_id, again.answer) == (other, cap, FASTER)
-    assert again.ratio.low == pytest.approx(recorder.comparisons[0].ratio.low)
+    assert again.ratio.low == pytest.approx(recorder.tables.comparisons[0].ratio.low)

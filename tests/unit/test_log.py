@@ -12,7 +12,7 @@ from ddp_bench.bench.plan.sweep import hash_plan
 from ddp_bench.bench.results.block_times import BlockTimes
 from ddp_bench.bench.results.case_columns import FILES
 from ddp_bench.bench.results.columns import MAX_NUMBER, MIN_NUMBER, make_frame
-from ddp_bench.bench.results.journal import JOURNAL, Completion, read, read_blocks
+from ddp_bench.bench.results.journal import JOURNAL, Completion, Curve, read, read_blocks
 from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.results.tables import encode_table, read_table
@@ -38,7 +38,7 @@ def killed(tmp_path):
     begin_attempt(recorder, {})
     for index, _ in enumerate(PLAN):
         recorder.set_outcome(index, "ok", facts={"num_buckets": 2})
-    recorder.add_allreduce(2, "gloo", {4096: [1.0, 2.0], 16384: [3.0]})
+    recorder.append_event(Curve(num_ranks=2, backend="gloo", times_ms=[(4096, [1.0, 2.0]), (16384, [3.0])]))
     for round_index in (1, 2, 3):
         for one in PLAN:
             recorder.record_start(0, f"round {round_index} (timed)")

@@ -69,7 +69,7 @@ def prepare(tmp_path, monkeypatch):
         assert len(runner.live) == 1, "the case is ready"
         facts = recorder.journal.state.settled[0].facts
         recorder.write()
-        assert len(read_case_results(recorder.cases)) == 1
+        assert len(read_case_results(recorder.tables.cases)) == 1
         lock.release()
         return workers.asked, facts
 

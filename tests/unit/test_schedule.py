@@ -250,7 +250,7 @@ def test_a_case_in_no_comparison_rests_by_its_rate():
 class FakeRecorder(SimpleNamespace):
     """What the rule asks of a recorder."""
 
-    comparisons: list[Comparison]
+    tables: SimpleNamespace
     width: float = math.nan
     journal: SimpleNamespace
 
@@ -260,7 +260,7 @@ class FakeRecorder(SimpleNamespace):
 
 def rule(*by, width=math.nan, elapsed_s=0.0, num_bytes=0, **settings):
     journal = SimpleNamespace(state=State(table_bytes=num_bytes))
-    recorder = FakeRecorder(comparisons=list(by), width=width, journal=journal)
+    recorder = FakeRecorder(tables=SimpleNamespace(comparisons=list(by)), width=width, journal=journal)
     return StopRule(resolved(**settings), recorder, lambda: elapsed_s)
 
 

@@ -30,7 +30,7 @@ from ddp_bench.bench.results.case_columns import CASES, FILES
 from ddp_bench.bench.results.columns import make_frame
 from ddp_bench.bench.results.commands import write_resume_command
 from ddp_bench.bench.results.disk import FolderLock
-from ddp_bench.bench.results.journal import VERSION, Journal, Plan, read
+from ddp_bench.bench.results.journal import VERSION, Curve, Journal, Plan, read
 from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.run.failures import IDLE_PLACE, Failure, describe_exit
 from ddp_bench.bench.run.open_folder import (
@@ -334,7 +334,7 @@ def test_the_precision_of_a_case_is_that_of_what_it_trains(precision, dtype, sho
     plan = planned(settings, devices=1, arch="resnet20", image_size=32)
     writer = new_run(tmp_path / "run")
     writer.write_manifest(made_manifest(settings={"precision": precision}, model={"dtype": dtype}))
-    assert set(Recorder.begin(plan, writer).cases["precision"]) == {shown}
+    assert set(Recorder.begin(plan, writer).tables.cases["precision"]) == {shown}
 
 
 SMALL_DISKS_KIB = [(8, 40), *in_campaign(range(4, 64, 4))]
@@ -501,11 +501,11 @@ def test_what_a_run_knows_is_what_a_reader_of_its_files_finds(tmp_path, monkeypa
     for r, phase in itertools.product(range(1, 7), ("timed", "anatomy")):
         times = BlockTimes(100 / 3 + r, (50 / 3, 50 / 3 + r), {"forward_ms": 1 / 3 + r, "gpus": {}})
         recorder.add_block(case_id, phase, r, 0, r / 3, [("h", 0, times)])
-    recorder.add_allreduce(2, "gloo", {4096: [1.0, 2.0]})
+    recorder.append_event(Curve(num_ranks=2, backend="gloo", times_ms=[(4096, [1.0, 2.0])]))
     known = recorder.write()
     recorder.close("test")
     again = Recorder.reopen(recorder.folder)
-    pd.testing.assert_frame_equal(again.cases, known, check_exact=True)
+    pd.testing.assert_frame_equal(again.tables.cases, known, check_exact=True)
     assert store.load_run(recorder.folder).allreduce["num_devices"].tolist() == [2]
     assert known["forward_ms"].notna().any()
     assert (again.times.cases, again.elapsed_s) == (recorder.times.cases, recorder.elapsed_s)
