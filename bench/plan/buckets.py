@@ -139,3 +139,8 @@ def assign_cap(num_bytes: Sequence[int], caps: Caps, *, kinds: Sequence[str] | N
 def sum_bucket_bytes(num_bytes: Sequence[int], layout: Layout) -> tuple[int, ...]:
     """Sum the bytes of each bucket of `layout`."""
     return tuple(sum(num_bytes[index] for index in bucket) for bucket in layout)
+
+
+def compute_ring_factor(num_ranks: int) -> float:
+    """2 (n - 1) / n: bytes that each rank of a ring sends per byte of message (nccl-tests PERFORMANCE.md)."""
+    return 2 * (num_ranks - 1) / num_ranks

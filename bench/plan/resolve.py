@@ -133,15 +133,13 @@ def fill_device_defaults(
     # A race is for one number of devices: what is best for two may not be for eight.
     counts = counts[-1:] if settings.race and not settings.gpus else counts
     precision = settings.precision or ("fp32" if gpu is None else _choose_precision(gpu))
-    by_device: dict[str, Any] = {
-        "precision": precision,
-        "margin": MARGINS[device_type],
-        "calibrate": not on_cpu
+    calibrate = (
+        not on_cpu
         and counts == (1,)
         and "ddp" in settings.modes
         and not settings.share_gpus
-        and "powersgd" not in settings.axes["comm_hook"],
-    }
+        and "powersgd" not in settings.axes["comm_hook"]
+    )
     fused = (
         gpu is not None
         and precision != "fp16"
@@ -150,8 +148,10 @@ def fill_device_defaults(
     step = STEP_DEFAULTS | {"channels_last": gpu is not None, "fused_optimizer": fused}
     usual_s = RACE_S if settings.race else MAX_TIME_S[device_type]
     asked = {f.name: getattr(settings, f.name) for f in fields(settings)}
-    decided = {name: default if asked[name] is None else asked[name] for name, default in by_device.items()}
-    decided |= {
+    decided = {
+        "precision": precision,
+        "margin": settings.margin or MARGINS[device_type],
+        "calibrate": calibrate if settings.calibrate is None else settings.calibrate,
         "axes": {name: (value,) for name, value in step.items()} | dict(settings.axes),
         "device": device_type,
         "backend": ("gloo" if on_cpu else "nccl") if settings.backend == "auto" else settings.backend,

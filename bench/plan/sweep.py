@@ -154,20 +154,17 @@ def _check(settings: ResolvedSettings) -> None:
 
 def is_calibrated(case: Case, settings: ResolvedSettings) -> bool:
     """Tell whether the calibration pass includes a case: the largest count, the first value of each axis."""
+    first = settings.get_first("compile")
     return (
         settings.calibrate
         and case.spec.has_buckets
         and "calibration" not in case.unmeasured
         and case.num_devices == max(settings.gpus)
-        and is_base(case, settings)
-    )
-
-
-def is_base(case: Case, settings: ResolvedSettings) -> bool:
-    """Tell whether a case has the first value of each list of the sweep."""
-    first = settings.get_first("compile")
-    return (case.batch, case.compile) == (settings.batch_size[0], first) and all(
-        getattr(case, name) == values[0] for name, values in _list_axes(settings, case.mode, first).items()
+        and (case.batch, case.compile) == (settings.batch_size[0], first)
+        and all(
+            getattr(case, name) == values[0]
+            for name, values in _list_axes(settings, case.mode, first).items()
+        )
     )
 
 

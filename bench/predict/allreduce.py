@@ -11,6 +11,7 @@ from typing import Annotated, NamedTuple, TypeAlias
 import numpy as np
 from msgspec import Meta
 
+from ..plan.buckets import compute_ring_factor
 from .timeline import Slowdown
 
 THREADS_PER_CORE = 3.0
@@ -92,11 +93,6 @@ def make_curve(points: Iterable[tuple[int, Sequence[float]]]) -> CostCurve:
     logs = np.log(np.maximum(list(medians.values()), 1e-6))
     rising = np.exp(scipy.optimize.isotonic_regression(logs).x)
     return CostCurve(tuple(zip(medians, rising.tolist(), strict=True)))
-
-
-def compute_ring_factor(num_ranks: int) -> float:
-    """2 (n - 1) / n: bytes that each rank of a ring sends per byte of message (nccl-tests PERFORMANCE.md)."""
-    return 2 * (num_ranks - 1) / num_ranks
 
 
 def carry_to_ranks(

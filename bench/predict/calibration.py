@@ -52,11 +52,11 @@ class Identity:
     arch: str
     image_size: int | None
     batch_per_device: Count
-    precision: str
+    precision: str = ""
     device_type: str
     device_name: str
-    torch: str
-    host: str
+    torch: str = ""
+    host: str = ""
     """A fingerprint of the machine, such as CPU or GPU model and count; not its name alone."""
     link: str | None = None
     """Rate of the link between a lab's hosts; None on a real network."""

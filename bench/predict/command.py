@@ -106,11 +106,8 @@ def _read_calibration(options: argparse.Namespace) -> Calibration:
         arch=workload.name,
         image_size=workload.image_size,
         batch_per_device=batch,
-        precision="",
         device_type="cuda",
         device_name="GPU",
-        torch="",
-        host="",
         unit=workload.unit,
         units_per_sample=workload.units_per_sample,
     )

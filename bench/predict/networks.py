@@ -14,13 +14,13 @@ from msgspec import Meta, Struct
 
 from ..common.errors import UsageError
 from ..common.values import suggest_known
+from ..plan.buckets import compute_ring_factor
 from ..results.disk import MAX_JSON_BYTES, read_text
 from .allreduce import (
     AllReduceTimes,
     CostBand,
     CostCurve,
     carry_to_ranks,
-    compute_ring_factor,
     count_ring_steps,
     count_tree_steps,
     make_curve,

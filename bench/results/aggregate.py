@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..plan.buckets import BucketLayout, parse_caps_mib
+from ..plan.buckets import BucketLayout, compute_ring_factor, parse_caps_mib
 from ..plan.case import Case
 from ..plan.case_settings import MODE_SETTINGS, SETTINGS_OF
 from ..plan.modes import RANK_PER_DEVICE
@@ -140,11 +140,11 @@ def make_bucket_rows(layouts: Mapping[str, BucketLayout], times: RoundTimes) -> 
 
 
 def compute_bus_gb(num_bytes: float, num_ranks: int) -> float:
-    """10^9 bytes that each link must carry for an all-reduce, 2 (n - 1) / n of them.
+    """10^9 bytes that each link must carry for an all-reduce.
 
     Over the time this is nccl-tests' bus bandwidth, comparable over rank counts.
     """
-    return 2 * (num_ranks - 1) / num_ranks * num_bytes / 1e9
+    return compute_ring_factor(num_ranks) * num_bytes / 1e9
 
 
 def make_allreduce_rows(curves: Iterable[Curve]) -> pd.DataFrame:

@@ -83,10 +83,10 @@ def _open(path: Path, *, most_bytes: int, follow: bool) -> int:
     return descriptor
 
 
-def open_text(path: Path, *, most_bytes: int, errors: str = "strict") -> TextIO:
-    """A file of at most `most_bytes`, to be read line by line; `errors` as in `bytes.decode`."""
+def open_text(path: Path, *, most_bytes: int) -> TextIO:
+    """A file of at most `most_bytes`, to be read line by line."""
     descriptor = _open(path, most_bytes=most_bytes, follow=False)
-    return os.fdopen(descriptor, newline="", encoding="utf-8-sig", errors=errors)
+    return os.fdopen(descriptor, newline="", encoding="utf-8-sig")
 
 
 def read_bytes(path: Path, *, most_bytes: int, follow: bool = False) -> bytes:

@@ -54,15 +54,15 @@ def name_default_folder(*, host: str, name: str) -> Path:
     return Path("results") / f"{stamp}-{safe_host}-{name}"
 
 
-def check_claimable(folder: Path, *, option: str = "--out") -> None:
-    """Raise UsageError if `folder`, of `option`, holds anything or cannot be written; leaves no trace."""
+def check_claimable(folder: Path) -> None:
+    """Raise UsageError if `folder`, of `--out`, holds anything or cannot be written; leaves no trace."""
     for parent in folder.absolute().parents:
         is_run = any((parent / name).is_file() for name in (JOURNAL, "cases.csv"))
         if is_run and (parent / MANIFEST).is_file():
-            raise UsageError(f"{option} {folder} is inside the results of {parent}; name a folder elsewhere")
-    with report_write_errors(f"{option} {folder}"):
+            raise UsageError(f"--out {folder} is inside the results of {parent}; name a folder elsewhere")
+    with report_write_errors(f"--out {folder}"):
         if folder.exists() and any(folder.iterdir()):
-            raise UsageError(f"{option} {folder} already holds a run or other files; name a new folder")
+            raise UsageError(f"--out {folder} already holds a run or other files; name a new folder")
         place = next(p for p in (folder, *folder.absolute().parents) if p.exists())
         with tempfile.TemporaryFile(dir=place):
             pass

@@ -46,16 +46,12 @@ def read_table(path: Path, columns: tuple[Column, ...]) -> pd.DataFrame:
     """
     if not os.path.lexists(path):
         return make_frame([], columns)
-    by_rank = any(column.name == "rank" for column in columns)
-    most_bytes = MAX_CSV_BYTES if by_rank else MAX_TABLE_BYTES
-    return _join_pieces(_read_pieces(path, columns, most_bytes=most_bytes), columns)
+    return _join_pieces(_read_pieces(path, columns), columns)
 
 
 def load_blocks(path: Path, num_ranks: Mapping[str, int]) -> pd.DataFrame:
     """Read a blocks.csv. Raises UsageError where its last block lacks ranks, of `num_ranks` by case."""
-    if not os.path.lexists(path):
-        return make_frame([], BLOCKS)
-    frame = _join_pieces(_read_pieces(path, BLOCKS, most_bytes=MAX_CSV_BYTES), BLOCKS)
+    frame = read_table(path, BLOCKS)
     if frame.empty:
         return frame
     case_id = frame["case_id"].iloc[-1]
@@ -73,8 +69,10 @@ def _join_pieces(pieces: Iterable[pd.DataFrame], columns: tuple[Column, ...]) ->
     return pd.DataFrame(found, copy=False)
 
 
-def _read_pieces(path: Path, columns: tuple[Column, ...], *, most_bytes: int) -> Iterator[pd.DataFrame]:
+def _read_pieces(path: Path, columns: tuple[Column, ...]) -> Iterator[pd.DataFrame]:
     """Read a table piece by piece: by columns, and from the first piece on that is odd row by row."""
+    by_rank = any(column.name == "rank" for column in columns)
+    most_bytes = MAX_CSV_BYTES if by_rank else MAX_TABLE_BYTES
     with open_text(path, most_bytes=most_bytes) as text, report_read_errors(path):
         file = text.buffer
         if file.read(3) != codecs.BOM_UTF8:

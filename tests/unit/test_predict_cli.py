@@ -7,8 +7,8 @@ from accuracy_tables import calibrations
 from test_scaling_predict import SAMPLE, SMALL
 
 from ddp_bench.bench.common.numbers import format_interval
+from ddp_bench.bench.plan.buckets import compute_ring_factor
 from ddp_bench.bench.predict import main as command
-from ddp_bench.bench.predict.allreduce import compute_ring_factor
 from ddp_bench.bench.predict.calibration import load_calibration, save_calibration
 from ddp_bench.bench.predict.networks import (
     NETWORKS,
