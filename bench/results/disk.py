@@ -17,7 +17,7 @@ import socket
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 from ..common.errors import UsageError
 from ..common.scratch import make_scratch_folder
@@ -83,10 +83,9 @@ def _open(path: Path, *, most_bytes: int, follow: bool) -> int:
     return descriptor
 
 
-def open_text(path: Path, *, most_bytes: int) -> TextIO:
+def open_binary(path: Path, *, most_bytes: int) -> BinaryIO:
     """A file of at most `most_bytes`, to be read line by line."""
-    descriptor = _open(path, most_bytes=most_bytes, follow=False)
-    return os.fdopen(descriptor, newline="", encoding="utf-8-sig")
+    return os.fdopen(_open(path, most_bytes=most_bytes, follow=False), "rb")
 
 
 def read_bytes(path: Path, *, most_bytes: int, follow: bool = False) -> bytes:

@@ -26,7 +26,7 @@ from ..plan.sweep import Planned
 from .blocks import Block, Milliseconds
 from .case_columns import CASES
 from .columns import STATUSES
-from .disk import append, open_regular, open_text
+from .disk import append, open_binary, open_regular
 
 JOURNAL = "journal.jsonl"
 
@@ -245,8 +245,7 @@ def read_blocks(folder: Path) -> Iterator[Block]:
 
 def has_ended(folder: Path) -> bool:
     """Tell whether the log of a folder ends with its run's end, when all tables were written."""
-    with open_text(folder / JOURNAL, most_bytes=MAX_LOG_BYTES) as text:
-        file = text.buffer
+    with open_binary(folder / JOURNAL, most_bytes=MAX_LOG_BYTES) as file:
         file.seek(max(file.seek(0, os.SEEK_END) - 2**16, 0))
         return file.read()[:-1].rpartition(b"\n")[2].startswith(b'{"event": "end"')
 
@@ -269,8 +268,8 @@ def _read_events(path: Path) -> Iterator[tuple[Event, int]]:
     """Read each event of a log, and where its line ends; what a crash left behind the last is passed over."""
     end = number = 0
     cut: UsageError | None = None
-    with open_text(path, most_bytes=MAX_LOG_BYTES) as text:
-        while line := text.buffer.readline(MAX_LINE_BYTES):
+    with open_binary(path, most_bytes=MAX_LOG_BYTES) as file:
+        while line := file.readline(MAX_LINE_BYTES):
             number, end = number + 1, end + len(line)
             if len(line) == MAX_LINE_BYTES:
                 raise _make_damage_error(path, number, "longer than any that a run writes")

@@ -25,7 +25,7 @@ from ..common.text import decode_csv_cell, escape_csv_cell
 from .block_rows import assign_block_numbers, find_starts
 from .blocks import Block
 from .columns import BLOCKS, DTYPES, MIN_NUMBER, Column, make_frame
-from .disk import MAX_CSV_BYTES, MAX_LINE, MAX_TABLE_BYTES, open_text
+from .disk import MAX_CSV_BYTES, MAX_LINE, MAX_TABLE_BYTES, open_binary
 
 _PIECE_BYTES, _PIECE_ROWS = MAX_LINE, 50_000
 
@@ -73,8 +73,7 @@ def _read_pieces(path: Path, columns: tuple[Column, ...]) -> Iterator[pd.DataFra
     """Read a table piece by piece: by columns, and from the first piece on that is odd row by row."""
     by_rank = any(column.name == "rank" for column in columns)
     most_bytes = MAX_CSV_BYTES if by_rank else MAX_TABLE_BYTES
-    with open_text(path, most_bytes=most_bytes) as text, report_read_errors(path):
-        file = text.buffer
+    with open_binary(path, most_bytes=most_bytes) as file, report_read_errors(path):
         if file.read(3) != codecs.BOM_UTF8:
             file.seek(0)
         lines = csv.reader(_read_lines(file), strict=True)

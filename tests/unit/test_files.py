@@ -108,7 +108,7 @@ def test_what_is_no_regular_file_is_refused_at_once(make, tmp_path):
         with pytest.raises(UsageError, match="cannot be read"):
             disk.read_bytes(path, most_bytes=100, follow=follow)
     with pytest.raises(UsageError, match="cannot be read"):
-        disk.open_text(path, most_bytes=100)
+        disk.open_binary(path, most_bytes=100)
     with pytest.raises(OSError, match=r"."):
         disk.open_regular(path, os.O_WRONLY)
 
