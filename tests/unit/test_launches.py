@@ -86,7 +86,7 @@ def ratios(steps):
     """The intervals of a run, by its rounds."""
     fitted = FittedSteps({(case, "timed"): ms for case, ms in steps.items()})
     return {
-        pair: fitted.estimate_log_ratio(*pair).compute_interval().exponentiate()
+        pair: fitted.estimate_ratios([pair])[0]
         for pairs in ROWS.values()
         for pair in pairs
         if all(case in steps for case in pair)
