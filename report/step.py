@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ..bench.common.numbers import format_interval, format_percent, format_quantity
+from ..bench.common.numbers import format_interval, format_quantity
 from ..bench.findings.communication import estimate_contention
 from ..bench.findings.watched import BUFFERS, COLLECTIVES, WAITING
 from ..bench.findings.wording import label_case
