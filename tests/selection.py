@@ -17,7 +17,7 @@ from xdist.scheduler import LoadFileScheduling
 FOLDERS_OF_PROCESSES = ("faults", "integration", "lab", "mutants")
 """Their tests start ranks, which need the cores, and share runs: all of them go to one worker."""
 
-LONGEST_FILES = ("test_published.py", "test_recorded.py", "test_gate_compare.py", "test_stats.py")
+LONGEST_FILES = ("test_published.py", "test_recorded.py", "test_gate_verdicts.py", "test_stats.py")
 """Begun first beside those, so that at the end no worker waits for one of them."""
 
 MOST_WORKERS = 4

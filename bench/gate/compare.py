@@ -264,7 +264,7 @@ def compare(
         machine=machine,
         cautions=cautions,
     )
-    step = None
+    step, regressed = None, gate.decision.verdict == "regression"
     if gate.needs_more_launches and not watched:
         step = propose_command(
             sides,
@@ -278,7 +278,7 @@ def compare(
         step = measure_alike(
             *sides, [*(d.name for d in gate.blocking), *(SWEPT_COLUMNS if lacks_cases else ())]
         )
-    elif not interleaved and (differing or not code.is_identical) and any(c.ratio for c in found):
+    elif not interleaved and (differing or not code.is_identical) and (gate.undecided or regressed):
         step = write_distinguishing_command(*sides, candidate.path)
     return dataclasses.replace(gate, more=step)
 
@@ -325,4 +325,5 @@ def _compute_badness(comparison: Change) -> tuple[int, float]:
         end = ratio.low if is_better else ratio.high
         change = (end if comparison.verdict == "undecided" else ratio.estimate) - 1
         worse = 0.0 if math.isnan(change) else -change if is_better else change
-    return VERDICTS.index(comparison.verdict), -worse
+    is_gain = comparison.verdict == "informational" and worse < 0
+    return VERDICTS.index("improved" if is_gain else comparison.verdict), -worse

@@ -1,10 +1,11 @@
-"""The headline of a gate: what was decided, and the change that it rests on."""
+"""The headline of a gate: what was decided, the change that it rests on, and what to do next."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
 
+from ..common.cli import NextStep
 from ..common.numbers import format_count
 from ..common.text import begin_sentence, format_list
 from ..page.page import BAD, GOOD, UNSURE, Tone
@@ -21,15 +22,30 @@ TONES: Mapping[Word, Tone] = {
     "not comparable": UNSURE,
 }
 
+NEXT_STEPS: Mapping[Word, str] = {
+    "pass": "accept the candidate: each case is slower by less than the limit, or not slower",
+    "regression": "keep the baseline: find the cause first, by bisecting what differs between the sides, or "
+    "by comparing where a step's time goes in the report of a run of each",
+    "missing": "read the candidate's log: --out DIR keeps it; --allow-missing passes without the case",
+}
+"""The next thing to do where no command does it, the action before a colon."""
+
 MAX_NAMED = 2
 """Conditions in one sentence."""
 
 
 def describe_verdict(gate: Gate) -> str:
-    """Say what was decided, and by which change: `Pass, no regression: throughput of DDP … changed by …`."""
-    verdict = gate.decision.verdict
+    """Say what was decided, by which change, and what to do: `Regression: DDP … 16% slower …. Keep …`."""
+    verdict, step = gate.decision.verdict, get_next_step(gate)
     words = "pass, no regression" if verdict == "pass" else verdict
-    return f"{begin_sentence(words)}: {_describe_reason(gate)}"
+    action = f". {begin_sentence(step.why.partition(': ')[0])}." if step else ""
+    return f"{begin_sentence(words)}: {_describe_reason(gate)}{action}"
+
+
+def get_next_step(gate: Gate) -> NextStep | None:
+    """Return the next thing to do, the command that does it where there is one."""
+    step = NEXT_STEPS.get(gate.decision.verdict)
+    return gate.more or (NextStep(step, "") if step else None)
 
 
 def _describe_reason(gate: Gate) -> str:
@@ -43,18 +59,16 @@ def _describe_reason(gate: Gate) -> str:
     judged = [c for c in deciding if c in gate.decision.reasons]
     if not judged:
         return "every case shares its devices, so none can be judged"
-    # The rate names a case where it decides; comparisons are sorted, worst first.
+    # The rate names a case where it decides; comparisons are sorted, worst first. A gain is news of a pass.
+    judged = judged[::-1] if judged[-1].verdict == "improved" else judged
     first = judged[0]
     worst = next((c for c in judged if (c.verdict, c.metric) == (first.verdict, "images_per_s")), first)
     if gate.needs_more_launches and gate.lacks_launches:
-        launches = format_count(gate.num_launches, "launch")
-        return f"{launches} of each side, at least {gate.looks[0]} are needed ({describe_size(worst)})"
-    if gate.needs_more_launches and not worst.suspected:
-        return _describe_worst(worst)
+        return f"{describe_size(worst)} after {gate.num_launches} of at least {gate.looks[0]} launches"
     others = Counter(
         {c.case_id: c.verdict for c in reversed(deciding) if c.case_id != worst.case_id}.values()
     )
-    counted = (f"{format_count(number, 'other case')}: {word}" for word, number in others.items())
+    counted = (f"{format_count(number, 'other case')}: {word}" for word, number in reversed(others.items()))
     return "; ".join((_describe_worst(worst), *counted))
 
 

@@ -20,7 +20,7 @@ def make_parser() -> cli.Parser:
         "gate",
         "Say whether training became slower: compare two existing runs, or measure two commits or "
         "environments now, interleaved on this machine.",
-        common=("interleave", "threshold", "python", "html", "junit"),
+        common=("interleave", "python", "threshold", "max_time", "dry_run", "html"),
         examples=(
             ("BASELINE CANDIDATE", "two results folders"),
             ("--interleave main -- --workload net:make --gpus 2", "your code against branch main"),

@@ -82,19 +82,19 @@ def propose_command(
         return DecidingCommand(f"{free}{enough}{_explain(whole)}", whole, minutes)
     wanted = max(_estimate_launches(one, launches, errors) for one in undecided)
     if wanted > MAX_LAUNCHES:
-        why = "more launches would take over an hour; find what disturbs this machine, then gate again"
+        why = "find what disturbs this machine, then gate again: more launches would take over an hour"
         return DecidingCommand(why, format_command("doctor"))
     if asked is None and sides[1].link:
-        return DecidingCommand(
-            "this command would decide it", write_command(sides[1], rounds=str(MAX_LAUNCHES), out=None)
-        )
+        longer = write_command(sides[1], rounds=str(MAX_LAUNCHES), out=None)
+        return DecidingCommand("measure more rounds: this command would decide it", longer)
     if asked is None:
         whole = write_interleave_command(*sides, "--launches", str(wanted))
     else:
         whole = rewrite_command(argv, **{**once, "launches": str(wanted)})
     minutes = None if each_s is None else round(wanted * each_s / 60, 1)
     took = "" if minutes is None else f" in about {math.ceil(minutes)} min"
-    return DecidingCommand(f"this command would decide it{took}{_explain(whole)}", whole, minutes)
+    why = f"measure {wanted} launches, interleaved: this command would decide it{took}{_explain(whole)}"
+    return DecidingCommand(why, whole, minutes)
 
 
 def measure_alike(
@@ -113,7 +113,7 @@ def measure_alike(
         whole = write_interleave_command(baseline, candidate, *old)
     if whole:
         return DecidingCommand(
-            f"measure both interleaved on one machine, where no condition blocks{_explain(whole)}", whole
+            f"measure both interleaved on one machine: then no difference blocks{_explain(whole)}", whole
         )
     whole = write_command(baseline, out=None)
     return DecidingCommand(
@@ -126,18 +126,18 @@ def write_distinguishing_command(
 ) -> DecidingCommand | None:
     """Return the command that tells a change of the code from one of the machine; None without one."""
     if baseline.watched:  # which no gate starts
-        why = f"to tell the script from the machine, watch the baseline again{COMMAND_MEANING}"
+        why = f"watch the baseline again: this tells the script from the machine{COMMAND_MEANING}"
         steps = f"{baseline.watched.num_steps}"  # it may have no more
         return DecidingCommand(why, write_watch_comparison("again", "again", str(path), "--steps", steps))
     whole = write_interleave_command(baseline, candidate)
-    why = f"to tell the code from the machine, interleave both where they were started{_explain(whole)}"
+    why = f"interleave both where they were started: this tells the code from the machine{_explain(whole)}"
     return DecidingCommand(why, whole) if whole else None
 
 
 def _explain(whole: str) -> str:
     """Explain the words of a command that the manifests do not tell."""
     words = {UNKNOWN_REF: "the baseline's commit", OLD_PYTHON: "the baseline's interpreter"}
-    return "".join(f", {word} being {what}" for word, what in words.items() if f" {word} " in whole)
+    return "".join(f"; {word} is {what}" for word, what in words.items() if f" {word} " in whole)
 
 
 def estimate_duration_s(sides: Sequence[Manifest], *, in_turns: bool) -> float | None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from ..common.cli import NextStep, get_message_prefix
+from ..common.cli import get_message_prefix
 from ..common.console import Annotation
 from ..common.errors import ExitCode
 from ..common.numbers import format_count
@@ -14,22 +14,13 @@ from ..common.text import begin_sentence, escape_controls, format_list, to_json
 from ..findings.wording import CPU_STAND_IN
 from ..page.page import Heading, Page, Table
 from .compare import Gate
-from .decide import INFORMATIVE_ERRORS, MAX_ERROR, Word
-from .headline import TONES, describe_verdict
+from .decide import INFORMATIVE_ERRORS, MAX_ERROR
+from .headline import TONES, describe_verdict, get_next_step
 from .watched import make_cards, tabulate_parts
 from .wording import describe_change, format_row
 
 NOT_INTERLEAVED = "The runs were not interleaved: a change may be the machine's, not the code's."
 """Stands before every comparison of two separate runs."""
-
-NEXT_STEPS: dict[Word, str] = {
-    "pass": "none: the candidate passes this gate",
-    "regression": "keep the baseline until the cause is found: bisect what differs between the sides, or "
-    "compare where a step's time goes in the report of a run of each",
-    "missing": "see why the case was not measured (--out DIR keeps the log of each side), or pass without it "
-    "by --allow-missing",
-}
-"""The next thing to do where no command does it."""
 
 _HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28}\b")
 """A commit; twelve digits name it."""
@@ -45,34 +36,36 @@ _DIFFERENCES = (Heading("Condition"), Heading("Baseline"), Heading("Candidate"),
 
 def make_outline(gate: Gate) -> Page:
     """Make the page of a gate without its figures: the decision, the table, how to read it, what to do."""
-    verdict = gate.decision.verdict
     parts = [tabulate_parts(gate.code.baseline, gate.code.candidate)] if gate.steps else []
-    tables = (_tabulate_changes(gate), *parts, _tabulate_differences(gate))
     return Page(
         title="",
         status=describe_verdict(gate),
-        tone=TONES[verdict],
+        tone=TONES[gate.decision.verdict],
         facts=list_facts(gate),
         cards=make_cards(gate.steps) if gate.steps else [],
         warnings=list_warnings(gate),
-        following=gate.more or (NextStep(NEXT_STEPS[verdict], "") if verdict in NEXT_STEPS else None),
+        following=get_next_step(gate),
+        differences=_tabulate_differences(gate),
         notes=list_notes(gate),
-        tables=[table for table in tables if table.rows],
+        tables=[table for table in (_tabulate_changes(gate), *parts) if table.rows],
     )
 
 
 def _tabulate_changes(gate: Gate) -> Table:
     rows = tuple(map(format_row, gate.shown))
-    return Table("Every comparison", "The worst first.", _COLUMNS, rows, below=tuple(list_reasons(gate)))
+    below = list_reasons(gate)
+    if gate.interleaved and any(c.metric == "speedup" for c in gate.shown):
+        below.append("Speed-ups are taken within rounds: they can differ from the ratio of the rates shown.")
+    return Table("Every comparison", "The worst first.", _COLUMNS, rows, below=tuple(below))
 
 
-def _tabulate_differences(gate: Gate) -> Table:
-    """List the conditions that differ, those that block the comparison first."""
+def _tabulate_differences(gate: Gate) -> Table | None:
+    """List the conditions that differ, those that block the comparison first; None where none does."""
     effects = ("does not block", "blocks the comparison")
     rows = [_format_lines((d.name, d.then, d.now, effects[d.blocking])) for d in gate.differences]
     width = len(_DIFFERENCES) - (not gate.conditions_block)
     shown = tuple(tuple(row[:width]) for row in rows)
-    return Table("What differs between the sides", "", _DIFFERENCES[:width], shown)
+    return Table("What differs between the sides", "", _DIFFERENCES[:width], shown) if shown else None
 
 
 def list_warnings(gate: Gate) -> list[str]:
@@ -118,8 +111,6 @@ def list_notes(gate: Gate) -> list[str]:
         lines += _describe_launches(gate)
     if gate.steps:
         lines.append("Times of steps have 95% intervals; their difference has the interval of the change.")
-    if gate.interleaved and any(c.metric == "speedup" for c in gate.shown):
-        lines.append("Speed-up is the typical ratio within rounds, not the quotient of the two rates shown.")
     if any(c.column is not None and c.column.in_parts_of for c in gate.shown):
         lines.append("The change of exposed communication is in percent of the baseline's step.")
     shown = gate.shown
@@ -161,10 +152,7 @@ def _describe_launches(gate: Gate) -> list[str]:
     turns += f" (interim analyses after {looks})" if len(gate.looks) > 1 else ""
     turns += ", ended by --max-time" if gate.ended_early else ""
     if gate.num_launches == 1:
-        return [
-            f"{turns}: another launch may differ by more.",
-            "One launch cannot tell which changes this gate can resolve.",
-        ]
+        return [f"{turns}: another launch may differ by more."]
     lines = [f"{turns}: intervals include launch-to-launch, not day-to-day, variation."]
     if (width := gate.compute_resolvable_change()) is not None:
         lines.append(f"This gate can resolve changes of about ±{100 * width:.2g}%.")

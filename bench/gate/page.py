@@ -10,7 +10,7 @@ from ..common.numbers import format_rate_unit
 from ..common.text import escape_csv_cell
 from ..page import render
 from ..page.charts import Ratio, draw_forest
-from ..page.page import Figure, Page, make_data_link
+from ..page.page import BAD, Figure, Page, make_data_link
 from ..results.commands import write_repeat_command
 from ..results.tables import encode_csv
 from .compare import Gate
@@ -51,13 +51,21 @@ def make_page(gate: Gate, baseline: GateRun, candidate: GateRun) -> Page:
 
 
 def _draw_figure(gate: Gate, metric: str) -> Figure | None:
-    """Draw how one metric of every case changed; None where it was not compared."""
+    """Draw how one metric of every case changed, and where it decides, what a side lacks; None if nothing."""
     found = [c for c in gate.shown if c.metric == metric and c.ratio is not None]
     if not found or found[0].column is None:
         return None
     label, threshold = found[0].column.label, found[0].threshold or 0.0
-    errors = gate.errors if any(c.decides for c in found) else INFORMATIVE_ERRORS
+    decides = any(c.decides for c in found)
+    errors = gate.errors if decides else INFORMATIVE_ERRORS
+    lacking = {c.label: "missing" for c in gate.select_verdict("missing")}
+    lacking |= dict.fromkeys(gate.only_in_candidate, "not in the baseline")
     rows = [
+        Ratio(name, name, math.nan, math.nan, math.nan, f"{BAD.sign} {said}", "other")
+        for name, said in lacking.items()
+        if decides
+    ]
+    rows += [
         Ratio(
             name=c.label,
             case=c.label,
@@ -74,7 +82,7 @@ def _draw_figure(gate: Gate, metric: str) -> Figure | None:
         (1 - threshold, 1 + threshold),  # as `judge` has it
         key=metric.replace("_", "-"),
         title=f"Change of {label}",
-        caption="Each mark is the candidate against the baseline: right of the line it is higher.",
+        caption=f"Left of the line, the candidate's {label} is lower than the baseline's.",
         note=f"Bars are intervals: {errors}. What regressed has its bar left of the line and its mark left "
         "of the shaded band.",
         x_label=f"change of {label} (%); shaded: within {100 * threshold:g}%",

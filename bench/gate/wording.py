@@ -50,7 +50,8 @@ def describe_size(c: Change) -> str:
 def describe_change(c: Change) -> str:
     """The comparison as a sentence without its full stop: `DDP on 2 GPUs is 16% slower (13\N{EN DASH}20)`."""
     if c.column is None or c.ratio is None:
-        return f"{c.name} was not measured ({escape_controls(c.reason)})"
+        did = f"the candidate did not measure {c.name}" if c.metric is None else f"{c.name} was not compared"
+        return f"{did} ({escape_controls(c.reason)})"
     is_rate, share = c.column.is_rate, "% of the step" if c.column.in_parts_of else "%"
     down, up = ("slower", "faster") if is_rate else ("lower", "higher")
     subject = c.name if is_rate else f"{c.column.label} of {c.name}"

@@ -140,6 +140,8 @@ class Page:
     trust: Mapping[str, str] = field(default_factory=dict)
     """Trust in the answers, by what they claim; empty where there are none."""
     following: NextStep | None = None
+    differences: Table | None = None
+    """Conditions that differ between two runs, which may be the cause of what the page says."""
     savings: Table | None = None
     """Time that changes would save, the largest first."""
     cautions: Sequence[tuple[str, str]] = ()

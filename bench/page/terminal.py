@@ -53,7 +53,7 @@ def print_page(page: Page, *, place: str = "", piped_width: int = PIPED_WIDTH) -
     head = (first, *(_fill_line("", line, text_width) for line in (*page.facts, *page.warnings)))
     _print(*head)
     _print(*label_lines(answers), gap=any(head))
-    for i, table in enumerate(page.tables):
+    for i, table in enumerate((*filter(None, [page.differences]), *page.tables)):
         _print(table.title, gap=any(head) or bool(answers) or i > 0)
         _show_table(table, width, text_width)
     explained = " The report explains the columns." if place and page.terms else ""

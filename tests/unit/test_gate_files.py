@@ -333,14 +333,21 @@ def test_junit_has_a_test_case_for_each_case(steps, allowed, outcomes, tmp_path)
 
 
 def test_the_page_says_what_the_terminal_says_and_holds_the_ratios_of_the_json(tmp_path, capsys):
-    runs = [str(write_run(tmp_path / name, one)) for name, one in (("a", STEADY), ("b", LOST))]
+    versions = {"versions": {"torch": "2.15.0", "python": "3.13.0"}}
+    sides = (("a", STEADY, {}), ("b", LOST, versions))
+    runs = [str(write_run(tmp_path / name, one, **more)) for name, one, more in sides]
     page = tmp_path / "gate.html"
     assert main([*runs, "--html", str(page)]) == ExitCode.FAILED
     lines = text_of(page.read_text(encoding="utf-8"))
-    first, who, why, *_ = capsys.readouterr().out.splitlines()
-    why_missing = "DDP on 2 CPU cores was not measured (failed: no such luck)"
-    assert first == f"✘ Missing: {why_missing}; 2 other cases: no regression"
-    assert {first, who, why} <= {*lines}
+    first, rest, who, why, *_ = capsys.readouterr().out.splitlines()
+    why_missing = "the candidate did not measure DDP on 2 CPU cores (failed: no such luck)"
+    said = f"✘ Missing: {why_missing}; 2 other cases: no regression. Read the candidate's log."
+    assert f"{first} {rest.strip()}" == said
+    assert {said, who, why} <= {*lines}
+    places = [
+        lines.index(one) for one in ("What differs between the sides", "| ✘ missing", "Every comparison")
+    ]
+    assert places == sorted(places), "the cause first; the chart marks the case that is missing"
     (data,) = re.findall('href="data:text/csv;base64,([^"]+)"', page.read_text(encoding="utf-8"))
     found = list(csv.DictReader(io.StringIO(base64.b64decode(data).decode())))
     main([*runs, "--json"])

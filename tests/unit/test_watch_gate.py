@@ -51,7 +51,7 @@ def test_two_watched_folders_are_compared_like_two_runs(tmp_path, capsys):
     code, said = gated(capsys, *noisy)
     assert code == 3, said
     assert "Undecided: steps/s of DDP on 2 CPU cores changed by " in said
-    assert "To tell the script from the machine, watch the baseline again python -m " in said
+    assert "Watch the baseline again: this tells the script from the machine python -m " in said
     assert f"{again} {noisy[1]}" in said
     assert re.search(r"in the baseline: between \d+ ms less and \d+ ms more\.", said)
 
