@@ -110,6 +110,21 @@ def changed(case, **told):
     return replace(case, result=CaseResult.from_row({**case.result.cells, **told}))
 
 
+def of_modes(run, *modes):
+    """The run with its cases of these modes alone."""
+    return replace(run, cases=tuple(case for case in run.cases if case.result.mode in modes))
+
+
+def renamed(run, prefix):
+    """The run with another id of every case."""
+    return replace(run, cases=tuple(changed(c, case_id=f"{prefix}-{c.result.case_id}") for c in run.cases))
+
+
+def with_exposed(values, steps=STEADY):
+    """A run in which communication adds so many ms to each DDP step."""
+    return with_rounds(made_run(steps), only=("ddp-n2",), exposed_comm_ms=dict(enumerate(values)))
+
+
 def made_run(steps, *, path="made", num_images=16, numbers=None, **manifest):
     """The same without files, as `read_run` would give it; `numbers` are of the rounds."""
     steps = {key: dict(zip(numbers or range(len(ms)), ms, strict=True)) for key, ms in steps.items()}

@@ -11,13 +11,18 @@ from gate_runs import (
     gated,
     made_run,
     of_metric,
+    of_modes,
+    renamed,
     slowed,
+    with_exposed,
     with_rounds,
 )
 
 from ddp_bench.bench.common.errors import NotComparableError, UsageError
 from ddp_bench.bench.gate import output as gate_output
 from ddp_bench.bench.gate.headline import describe_verdict as sentence
+from ddp_bench.bench.gate.page import make_page
+from ddp_bench.bench.page.render import render_html
 from ddp_bench.bench.results.case_columns import GATED_METRICS
 
 
@@ -32,8 +37,7 @@ def test_cases_that_share_devices_are_shown_and_not_judged():
     shown = [c for c in gate.comparisons if c.case_id == "ddp-n2"]
     assert {c.verdict for c in shown} == {"not gated"}
     assert all(c.ratio is not None for c in shown)
-    alone = replace(slow, cases=tuple(c for c in slow.cases if c.result.case_id == "ddp-n2"))
-    gate = gated(replace(base, cases=base.cases[2:]), alone)
+    gate = gated(of_modes(base, "ddp"), of_modes(slow, "ddp"))
     assert gate.exit_code == 3, "nothing was judged"
     assert "its devices" in sentence(gate)
 
@@ -46,8 +50,7 @@ def test_worst_first():
 
 def test_a_case_that_failed_or_is_gone_fails_the_gate():
     base = made_run(STEADY)
-    without = replace(base, cases=base.cases[:2])
-    broken = failed(base, "ddp-n2")
+    without, broken = of_modes(base, "single", "dp"), failed(base, "ddp-n2")
     for candidate, reason in ((without, "not in the candidate"), (broken, "failed: no such luck")):
         gate = gated(base, candidate)
         assert [(c.case_id, c.reason) for c in gate.select_verdict("missing")] == [("ddp-n2", reason)]
@@ -56,7 +59,9 @@ def test_a_case_that_failed_or_is_gone_fails_the_gate():
         assert gated(base, candidate, allow_missing=True).exit_code == 0
         is_alike = gate.more is not None and "options of the baseline" in gate.more.why
         assert is_alike == (reason == "not in the candidate"), "one that failed would fail again"
-    assert gated(without, base).only_in_candidate == ("DDP, 2 CPU cores, cap default",)
+    more = gated(without, base)
+    assert more.only_in_candidate == ("DDP, 2 CPU cores, cap default",)
+    assert "✘ not in the baseline" in render_html(make_page(more, without, base)), "the chart marks it"
 
 
 def test_the_reference_of_every_ratio_failing_takes_the_ratios_with_it():
@@ -71,8 +76,7 @@ def test_the_reference_of_every_ratio_failing_takes_the_ratios_with_it():
 
 
 def test_a_pass_that_the_candidate_left_out_is_a_note_and_no_regression():
-    candidate, exposed = made_run(STEADY), dict(enumerate([20.0, 21, 19, 20.5, 19.5, 20.2]))
-    base = with_rounds(candidate, only=("ddp-n2",), exposed_comm_ms=exposed)
+    candidate, base = made_run(STEADY), with_exposed([20.0, 21, 19, 20.5, 19.5, 20.2])
     gate = gated(base, candidate)
     assert gate.exit_code == 0
     assert gate.only_in_baseline == ("exposed communication of DDP on 2 CPU cores",)
@@ -142,11 +146,10 @@ def test_sides_that_are_not_comparable_are_told_the_command_that_makes_them_so(n
 
 def test_runs_without_a_common_case_or_with_few_rounds_are_told_the_command_too():
     base = made_run(STEADY, **OPTIONS)
-    ddp = replace(base, cases=base.cases[2:])
     with pytest.raises(
         NotComparableError, match=r"options of the baseline.*: python -m bench.run --modes ddp"
     ):
-        gated(ddp, replace(base, cases=base.cases[:1]))
+        gated(of_modes(base, "ddp"), of_modes(base, "single"))
     few = made_run({key: series[:3] for key, series in STEADY.items()}, **OPTIONS)
     with pytest.raises(NotComparableError, match=r"measure longer: python -m bench.run .* --rounds 10$"):
         gated(base, few)
@@ -170,7 +173,8 @@ def test_conditions_that_may_be_the_change_itself_are_told_and_do_not_block():
     other = made_run(STEADY, git={"commit": "abc"}, versions={"torch": "2.15.0", "python": "3.13.0"})
     gate = gated(STEADY, other)
     assert [d.name for d in gate.differences if not d.blocking] == ["python", "ddp-bench commit"]
-    assert gate.exit_code == 0
+    assert (gate.exit_code, gate.more) == (0, None)
+    assert sentence(gate).endswith(". Accept the candidate.")
 
 
 def test_too_few_rounds_or_nothing_in_common():
@@ -179,7 +183,7 @@ def test_too_few_rounds_or_nothing_in_common():
     for pair in ((base, short), (short, base)):
         with pytest.raises(NotComparableError, match=r"short: single-n1 has 2 rounds.*--rounds"):
             gated(*pair)
-    first, second = replace(base, cases=base.cases[:1]), replace(base, cases=base.cases[1:])
+    first, second = of_modes(base, "single"), of_modes(base, "dp", "ddp")
     with pytest.raises(NotComparableError, match="no case is in both"):
         gated(first, second)
     with pytest.raises(UsageError, match="no case with status ok"):
@@ -189,8 +193,7 @@ def test_too_few_rounds_or_nothing_in_common():
 
 def test_cases_are_joined_by_their_swept_settings_where_the_ids_differ():
     base = made_run(STEADY)
-    renamed = replace(base, cases=tuple(changed(c, case_id=f"new-{c.result.case_id}") for c in base.cases))
-    gate = gated(base, renamed)
+    gate = gated(base, renamed(base, "new"))
     assert gate.exit_code == 0
     assert gate.only_in_candidate == ()
     first, second, *others = base.cases
@@ -201,10 +204,8 @@ def test_cases_are_joined_by_their_swept_settings_where_the_ids_differ():
 
 
 def test_exposed_communication_from_nothing_to_much_is_a_regression_where_it_is_asked_for():
-    nothing, much = (
-        with_rounds(made_run(STEADY), only=("ddp-n2",), exposed_comm_ms=dict(enumerate(values)))
-        for values in ([-0.4, 0.3, -0.2, 0.5, 0.1, -0.1], [50.0, 51, 49, 50.5, 49.5, 50.2])
-    )
+    nothing = with_exposed([-0.4, 0.3, -0.2, 0.5, 0.1, -0.1])
+    much = with_exposed([50.0, 51, 49, 50.5, 49.5, 50.2])
     for sides, verdict in (((nothing, much), "regressed"), ((much, nothing), "improved")):
         for asked in ({"strict": True}, {"named": frozenset({"exposed_comm_ms"})}):
             gate = gated(*sides, **asked)
@@ -218,14 +219,10 @@ def test_exposed_communication_from_nothing_to_much_is_a_regression_where_it_is_
 
 def test_a_faster_candidate_that_hides_less_passes_and_says_so():
     """A third faster; what communication adds grows from 1% to 13% of the baseline's step."""
-    quick = slowed(1 / 1.33)
-    sides = [
-        with_rounds(made_run(steps), only=("ddp-n2",), exposed_comm_ms=dict(enumerate(exposed)))
-        for steps, exposed in (
-            (STEADY, [1.2, 1.3, 1.1, 1.25, 1.15, 1.2]),
-            (quick, [16.0, 16.2, 15.8, 16.1] * 2),
-        )
-    ]
+    sides = (
+        with_exposed([1.2, 1.3, 1.1, 1.25, 1.15, 1.2]),
+        with_exposed([16.0, 16.2, 15.8, 16.1] * 2, slowed(1 / 1.33)),
+    )
     gate = gated(*sides, interleaved=True)
     assert gate.decision.verdict == "pass"
     assert {c.metric for c in gate.select_verdict("informational")} == {"exposed_comm_ms"}
@@ -282,7 +279,7 @@ def test_a_run_from_before_a_setting_existed_has_the_default_of_it():
     """Otherwise the change that adds a DDP setting finds every DDP case of its base missing."""
     run = made_run(STEADY)
     now = replace(run, cases=tuple(changed(c, static_graph=False) for c in run.cases))
-    older = replace(run, cases=tuple(changed(c, case_id=f"old-{c.result.case_id}") for c in run.cases))
+    older = renamed(run, "old")
     assert all(not case.result.get_text("static_graph") for case in older.cases)
     for pair in ((older, now), (now, older)):
         gate = gated(*pair)
