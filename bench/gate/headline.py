@@ -65,6 +65,8 @@ def _describe_reason(gate: Gate) -> str:
     worst = next((c for c in judged if (c.verdict, c.metric) == (first.verdict, "images_per_s")), first)
     if gate.needs_more_launches and gate.lacks_launches:
         return f"{describe_size(worst)} after {gate.num_launches} of at least {gate.looks[0]} launches"
+    if gate.needs_more_launches and not worst.suspected:
+        return _describe_worst(worst)
     others = Counter(
         {c.case_id: c.verdict for c in reversed(deciding) if c.case_id != worst.case_id}.values()
     )
