@@ -75,11 +75,11 @@ def list_warnings(gate: Gate) -> list[str]:
 
 
 def list_facts(gate: Gate) -> list[str]:
-    """Say what was compared, what changed beside what decided, and on what machine; a line each."""
+    """Say what was compared, on what machine, and what changed beside what decided; a line each."""
     noted = [f"for information: {describe_change(c)}" for c in gate.select_verdict("informational")]
     has_ratios = gate.conditions_block and any(c.metric == "speedup" for c in gate.comparisons)
     ratios = "--ratios-only still compares speed-up" if has_ratios else ""
-    about = (ratios, *noted, gate.code.describe_same_code(), *gate.machine)
+    about = (ratios, gate.code.describe_same_code(), *gate.machine, *noted)
     return _format_lines(map(_make_sentence, filter(None, (gate.code.name_sides(), *about))))
 
 
