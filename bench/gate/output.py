@@ -96,13 +96,10 @@ def list_notes(gate: Gate) -> list[str]:
     lines = []
     compared = [c for c in gate.comparisons if c.ratio is not None]
     if compared:
-        bound = (
-            f"; at most {100 * MAX_ERROR:g}% of gates report a regression that is not there, and at most "
-            f"{100 * MAX_ERROR:g}% pass a slowdown of the whole limit"
-        )
-        lines.append(
-            f"Change: candidate / baseline - 1. Intervals: {gate.errors}{bound if gate.interleaved else ''}."
-        )
+        most = f"at most {100 * MAX_ERROR:g}%"
+        bound = f"; {most} of gates report a false regression, and {most} pass a slowdown of the whole limit"
+        said = f"Change: candidate / baseline - 1. Intervals: {gate.errors}"
+        lines.append(f"{said}{bound * gate.interleaved}.")
         if any(c.verdict == "informational" for c in gate.shown):
             lines.append(
                 "An informational change cannot fail the gate; its interval is one of "
@@ -164,12 +161,9 @@ def make_annotations(gate: Gate) -> list[Annotation]:
     title = get_message_prefix("gate")
     if gate.exit_code == ExitCode.UNDECIDED:
         return [Annotation("warning", title, describe_verdict(gate))]
-    bad = (
-        [*gate.select_verdict("regressed"), *gate.select_verdict("missing")]
-        if gate.exit_code == ExitCode.FAILED
-        else []
-    )
-    return [Annotation("error", f"{title}: {c.verdict}", describe_change(c)) for c in bad]
+    bad = ("regressed", "missing") if gate.exit_code == ExitCode.FAILED else ()
+    found = [c for c in gate.comparisons if c.verdict in bad]
+    return [Annotation("error", f"{title}: {c.verdict}", describe_change(c)) for c in found]
 
 
 def encode_gate(gate: Gate) -> str:

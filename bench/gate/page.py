@@ -6,7 +6,6 @@ import math
 from dataclasses import asdict, astuple, replace
 
 from ..common.cli import get_message_prefix
-from ..common.numbers import format_rate_unit
 from ..common.text import escape_csv_cell
 from ..page import render
 from ..page.charts import Ratio, draw_forest
@@ -19,7 +18,7 @@ from .headline import describe_verdict
 from .judge import Change
 from .output import make_outline
 from .runs import GateRun
-from .wording import format_change
+from .wording import format_change, name_unit
 
 
 def render_markdown(gate: Gate, baseline: GateRun, candidate: GateRun) -> str:
@@ -117,21 +116,6 @@ def _write_csv(gate: Gate) -> bytes:
         ratio = astuple(c.ratio) if c.ratio else (None,) * 3
         numbers = (c.baseline, c.candidate, *ratio, c.threshold)
         known = ("" if x is None or math.isnan(x) else f"{x}" for x in numbers)
-        lines.append(
-            [
-                escape_csv_cell(c.label),
-                c.metric or "",
-                _name_unit(c),
-                c.verdict,
-                *known,
-                escape_csv_cell(c.reason),
-            ]
-        )
+        first = (escape_csv_cell(c.label), c.metric or "", name_unit(c), c.verdict)
+        lines.append([*first, *known, escape_csv_cell(c.reason)])
     return encode_csv(lines)
-
-
-def _name_unit(c: Change) -> str:
-    """Name the unit of both values; of a rate, what each of them counts."""
-    if c.column is None:
-        return ""
-    return format_rate_unit("/".join(dict.fromkeys(c.units))) if c.column.is_rate else c.column.unit

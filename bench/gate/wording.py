@@ -25,8 +25,14 @@ def format_amounts(c: Change) -> tuple[str, ...]:
         return "", "", ""
     written = c.column.written.format if c.column.written else partial(format_number, digits=4)
     both = ("" if value is None else written(value) for value in (c.baseline, c.candidate))
-    label = c.column.label.removesuffix(" communication")
-    return format_rate_unit("/".join(dict.fromkeys(c.units))) if c.column.is_rate else label, *both
+    return name_unit(c) if c.column.is_rate else c.column.label.removesuffix(" communication"), *both
+
+
+def name_unit(c: Change) -> str:
+    """Name the unit of both values; of a rate, what each of them counts."""
+    if c.column is None:
+        return ""
+    return format_rate_unit("/".join(dict.fromkeys(c.units))) if c.column.is_rate else c.column.unit
 
 
 def format_change(c: Change) -> str:
