@@ -24,9 +24,9 @@ START_METHOD = "forkserver"
 """Of ranks; "fork" starts sooner where the process itself is a fork of one that has imported torch alone."""
 
 
-def run_ranks(script, num_ranks, folder):
-    """What each of as many new processes passes to `report` in `script`, which has them meet if need be."""
-    ranks = Ranks(num_ranks, folder, meet=False)
+def run_ranks(script, num_ranks, folder, *, meet=False):
+    """What each of as many new processes passes to `report`; unless they `meet`, `script` sees to it."""
+    ranks = Ranks(num_ranks, folder, meet=meet)
     try:
         return ranks.play(script)
     finally:
@@ -78,7 +78,7 @@ class Ranks:
         for rank in range(self._num_ranks):
             ours, theirs = pool.Pipe()
             where = (rank, self._num_ranks, self._store.port, self._folder, self._meet)
-            self._processes.append(pool.Process(target=_serve, args=(theirs, *where), daemon=True))
+            self._processes.append(pool.Process(target=_serve, args=(theirs, *where)))
             self._connections.append(ours)
             sys.audit("tests.rank")
             self._processes[-1].start()

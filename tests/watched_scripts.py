@@ -1,20 +1,17 @@
-"""Training loops as people write them, one after another in one rank: `watched_scripts.py OUT KIND...`.
+"""Training loops as people write them, played one after another in one rank.
 
-Each rank writes to `OUT-RANK.json` what each kind ended with, bit for bit: loss, parameters, buffers, random
-numbers, and how many collectives its groups saw; where it is watched also its rows. KIND@WHERE:N lets the
-watch's own WHERE raise on rank 1, the N-th time that it is called, and KIND@WHERE=N lets it return N there.
+Each kind ends with, bit for bit, loss, parameters, buffers and random numbers, and with as many collectives
+as its groups saw; where it is watched also with its rows. KIND@WHERE:N lets the watch's own WHERE raise on
+rank 1, the N-th time that it is called, and KIND@WHERE=N lets it return N there.
 """
 
 import contextlib
 import copy
 import hashlib
 import io
-import json
-import os
 import sys
 import time
 import types
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -587,13 +584,12 @@ def begin_watch(rows):
     watch.rows.write = lambda **row: (rows.append(row), write(watch.rows, **row))
 
 
-def main(out, kinds):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def play(kinds):
+    """Play kinds; the end of each."""
     found = {}
     for kind in kinds:
         name, _, fault = kind.partition("@")
-        rows, restore, began_s = [], lambda: None, time.monotonic()
+        rows, restore = [], lambda: None
         if PACKAGE in sys.modules:
             begin_watch(rows)
             if fault and dist.get_rank() == 1:
@@ -603,16 +599,7 @@ def main(out, kinds):
         model, loss = globals()[name]()
         sent = dist.group.WORLD._get_sequence_number_for_group() - before
         restore()
-        took_s = time.monotonic() - began_s
-        found[kind] = {"end": digest(model, loss), "sent": sent, "rows": rows, "took_s": took_s}
-        found[kind] |= {
-            "caps": caps_of(model),
-            "norms": [one.double().norm().item() for one in model.parameters()],
-        }
-    Path(f"{out}-{os.environ['RANK']}.json").write_text(json.dumps(found))
-    dist.destroy_process_group()
-    time.sleep(0.2)  # torch aborts where a thread of gloo holds an all-reduce as Python ends
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+        norms = [one.double().norm().item() for one in model.parameters()]
+        ended = {"end": digest(model, loss), "sent": sent, "caps": caps_of(model), "norms": norms}
+        found[kind] = ended | {"rows": rows}
+    return found

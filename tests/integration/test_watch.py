@@ -9,12 +9,14 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import psutil
 import pytest
 from commands import ROOT, eventually, find_free_port, finished, python
 from made_project import commit
+from rank_pool import run_ranks
 from selection import in_campaign
 from stand_ins import Patch
 
@@ -72,40 +74,37 @@ FAULTS = (
 """Where the watch's own code raises on rank 1, and at which call; a probe's buckets are among them."""
 
 
-def play(folder, size, kinds, *, watched, race=None):
-    """Play kinds on ranks: their ends and rows, by rank and kind; `race` as in the configuration."""
-    (folder / "ranks").mkdir(parents=True)
-    common = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
-    if watched:
-        config = {**launch.make_config(folder, 10**6, seed=0), "hook_at": HOOK_AT, "race": race}
-        common = launch.make_environment(config, common)
-    common["MASTER_PORT"] = find_free_port()
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPTS), str(folder / "end"), *kinds],
-            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(size)
-    ]
-    try:
-        assert [one.wait(250) for one in ranks] == [0] * size
-    finally:
-        for one in ranks:
-            one.kill()
-    return [json.loads((folder / f"end-{rank}.json").read_text()) for rank in range(size)]
+PLAYED = """
+import watched_scripts
+if config:
+    from ddp_bench.bench.watch import launch
+    launch.install(config)
+report(watched_scripts.play(kinds))
+"""
+
+
+def play_watched(folder, size, kinds, race=None):
+    """Play kinds on watched ranks: their ends and rows, by rank and kind; `race` as in the configuration."""
+    (folder / "ranks").mkdir()
+    config = {**launch.make_config(folder, 10**6, seed=0), "hook_at": HOOK_AT, "race": race}
+    return run_ranks(f"{config=}\n{kinds=}\n{PLAYED}", size, folder, meet=True)
+
+
+@cache
+def play_unwatched(size, kinds):
+    """Play kinds on ranks that nobody watches."""
+    with TemporaryDirectory() as folder:
+        return run_ranks(f"config=None\n{kinds=}\n{PLAYED}", size, Path(folder), meet=True)
 
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory):
-    """Kinds of a launch of so many ranks, unwatched and watched."""
+    """Kinds of so many ranks, unwatched and watched."""
 
     @cache
     def both(size, kinds):
-        folder = tmp_path_factory.mktemp("watched")
-        names = tuple(dict.fromkeys(kind.partition("@")[0] for kind in kinds))
-        return play(folder / "not", size, names, watched=False), play(
-            folder / "yes", size, kinds, watched=True
-        )
+        unwatched = play_unwatched(size, COMPILED if kinds == COMPILED else KINDS)
+        return unwatched, play_watched(tmp_path_factory.mktemp("watched"), size, kinds)
 
     return both
 

@@ -7,7 +7,8 @@ from functools import cache
 import pytest
 from commands import finished
 from selection import in_campaign
-from test_watch import HOOK, OBSERVED, PROBED, VIEWS, WITHOUT_DDP, play, rows_of
+from test_watch import HOOK, OBSERVED, PROBED, VIEWS, WITHOUT_DDP, play_unwatched, play_watched, rows_of
+from test_watch import KINDS as WATCHED
 
 from ddp_bench.bench.common.process import make_package_command
 from ddp_bench.bench.results.comparisons import ANSWERS
@@ -48,14 +49,12 @@ KINDS = (*RACED, *REFUSED, *WITHOUT_DDP, *FAULTS, *SEEN_BY_ONE)
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory):
-    """Kinds of a launch of so many ranks, unwatched and with a race that begins at a count."""
+    """Kinds of so many ranks, unwatched and with a race that begins at a count."""
 
     @cache
     def both(size, kinds, at=AT):
         folder = tmp_path_factory.mktemp("raced")
-        names = tuple(dict.fromkeys(kind.partition("@")[0] for kind in kinds))
-        unwatched = play(folder / "not", size, names, watched=False)
-        return unwatched, play(folder / "yes", size, kinds, watched=True, race={**RACE, "at": at})
+        return play_unwatched(size, WATCHED), play_watched(folder, size, kinds, {**RACE, "at": at})
 
     return both
 
