@@ -12,6 +12,7 @@ import io
 import sys
 import time
 import types
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -64,6 +65,15 @@ def train(model, optimizer=None, number=STEPS, *, to_none=True):
 
 def plain():
     model = wrapped()
+    return model, train(model)
+
+
+def deprecated_option():
+    """Where the constructor warns, it names the user's line."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        model = wrapped(check_reduction=True)
+    assert [one.filename for one in told if one.category is FutureWarning] == [__file__]
     return model, train(model)
 
 

@@ -42,7 +42,7 @@ PROBED = (
     ),
     *("joined_by_active_ranks", "siamese", "two_backwards_a_step", "closures", "sharded_optimizer", "copied"),
     *("pickled", "own_group", "raising_backward", "nothing_unused", "epoch_never_set"),
-    *("wrapped_by_a_package", "gathers_before_the_forward"),
+    *("wrapped_by_a_package", "gathers_before_the_forward", "deprecated_option"),
 )
 HOOK = "a communication hook of its own"
 OBSERVED = {
@@ -281,20 +281,11 @@ def test_of_training_without_ddp_parts_are_shown_and_what_is_not_known_is_said(p
     assert run.results[0].exposed_comm_ms is None
 
 
-TRAIN = """
+TRAINING = """
 import os, signal, sys, time
-import bench, models, report
-assert bench.OWN and models.OWN and report.OWN
-assert not any(path.endswith("site") for path in sys.path)
 
-def work(rank, size, mode, port):
+def train(rank, mode):
     import torch
-    import torch.distributed as dist
-    ours = [name for name in sys.modules if name.split(".")[0] in ("ddp_bench", "msgspec", "pandas", "rich")]
-    assert not ours or mode == "inside", ours
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_PORT": port}
-    os.environ["MASTER_ADDR"] = "127.0.0.1"
-    dist.init_process_group("gloo")
     torch.manual_seed(rank)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 4))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -309,7 +300,21 @@ def work(rank, size, mode, port):
             time.sleep(1.1)  # rows of one second may be lost
         if (mode, step, rank) == ("killed", 20, 1):
             os.kill(os.getpid(), signal.SIGKILL)
-    print(f"END {model.module.weight.double().sum().item().hex()}\\n", end="", flush=True)
+    return model.module.weight.double().sum().item().hex()
+"""
+TRAIN = f"""{TRAINING}
+import bench, models, report
+assert bench.OWN and models.OWN and report.OWN
+assert not any(path.endswith("site") for path in sys.path)
+
+def work(rank, size, mode, port):
+    import torch.distributed as dist
+    ours = [name for name in sys.modules if name.split(".")[0] in ("ddp_bench", "msgspec", "pandas", "rich")]
+    assert not ours or mode == "inside", ours
+    os.environ |= {{"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_PORT": port}}
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    dist.init_process_group("gloo")
+    print(f"END {{train(rank, mode)}}\\n", end="", flush=True)
     dist.destroy_process_group()
     time.sleep(0.2)  # torch aborts where a thread of gloo holds an all-reduce as Python ends
     sys.exit(7 if mode == "code" else None)
@@ -320,7 +325,8 @@ if __name__ == "__main__":
         work(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), mode, os.environ["MASTER_PORT"])
     else:
         import torch.multiprocessing as mp
-        mp.start_processes(work, (2, mode, port), 2, start_method="spawn")
+        import torch._dynamo  # so that no fork has to import it
+        mp.start_processes(work, (2, mode, port), 2, start_method="spawn" if mode == "plain" else "fork")
 """
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port")
 
@@ -358,11 +364,10 @@ def make_training(way):
 
 
 @pytest.mark.parametrize("way", ["spawn", *in_campaign("module")])
-def test_the_prefix_reaches_ranks_however_they_are_started(project, way):
-    before = finished(make_training(way), project)
+def test_the_prefix_reaches_ranks_however_they_are_started(project, ranks, way):
+    unwatched = ranks(f"{TRAINING}\nreport(train(cluster.rank, 'plain'))")
     done, rows = watch(project, way, *make_training(way))
-    assert (done.returncode, done.stdout) == (0, before.stdout), done.stderr
-    assert before.stdout.count("END") == 2
+    assert (done.returncode, done.stdout) == (0, "".join(f"END {end}\n" for end in unwatched)), done.stderr
     assert {(row["rank"], row["n"]) for row in rows if row["kind"] == "step"} == {
         (rank, n) for rank in (0, 1) for n in range(1, 21)
     }

@@ -85,24 +85,3 @@ def test_a_sleep_of_one_rank_comes_out_as_long_as_the_script_saw_it(tmp_path, sc
     assert case.exposed_comm_ms is not None, "the wait for a late rank is no communication"
     assert case.exposed_comm_ms.estimate < slept_ms
     assert (folder / "report.html").is_file()
-
-
-WARNED = """
-import sys, warnings
-import torch.distributed as dist
-from torch import nn
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
-with warnings.catch_warnings(record=True) as told:
-    warnings.simplefilter("always")
-    nn.parallel.DistributedDataParallel(nn.Linear(2, 2), check_reduction=True)
-print(*(one.filename for one in told if one.category is FutureWarning))
-"""
-
-
-def test_a_warning_of_the_constructor_names_the_users_line(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(WARNED)
-    words = [sys.executable, str(script), str(tmp_path / "store")]
-    command = make_package_command("watch", "--out", str(tmp_path / "watched"), "--", *words)
-    ended = subprocess.run(command, capture_output=True, check=False, text=True, timeout=120)
-    assert ended.stdout.split() == [str(script)], ended.stderr
