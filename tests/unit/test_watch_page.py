@@ -70,7 +70,7 @@ def test_the_page_tells_which_step_time_is_which_and_how_exposed_communication_w
 def test_what_the_user_typed_and_has_in_the_environment_stays_in_the_manifest(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", PLANTED)
     folder = write_rows(tmp_path / "watched", training())
-    run = watched_run(folder, command=("torchrun", "train.py", f"--name={PLANTED}"))
+    run = watched_run(folder, command=("torchrun", "train.py", f"--name={PLANTED}"), with_page=True)
     assert run.manifest.watched.command[-1] == f"--name={PLANTED}"
     assert run.manifest.watched.env["NCCL_SOCKET_IFNAME"] == PLANTED
     archive, json_file = tmp_path / "run.zip", tmp_path / "benchmark.json"
@@ -79,7 +79,7 @@ def test_what_the_user_typed_and_has_in_the_environment_stays_in_the_manifest(tm
     assert report([str(folder), "--markdown"]) == 0
     assert report([str(archive), "--out", str(tmp_path / "of-archive.html")]) == 0
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "another")
-    trained(tmp_path / "other")
+    trained(tmp_path / "other", noise=0.4)
     sides = [str(folder), str(tmp_path / "other")]
     gate([*sides, "--html", str(tmp_path / "gate.html"), "--markdown"])
     gate([*sides, "--json"])
@@ -107,7 +107,7 @@ def test_the_page_shows_a_step_by_part_and_rank_and_why_their_sum_is_not_the_ste
         for row in step:
             row["parts"] |= {"collectives": 0.02 * (n % 3 != 0), "evaluation": 0.02 * (n % 3 != 1)}
             row["step_s"] = sum(row["parts"].values())
-    watched_run(write_rows(tmp_path / "watched", made))
+    watched_run(write_rows(tmp_path / "watched", made), with_page=True)
     page = (tmp_path / "watched" / "report.html").read_text()
     parts_ms, step_ms = 150 + 40, 150 + 20
     for words in (

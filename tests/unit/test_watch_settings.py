@@ -10,9 +10,10 @@ from ddp_bench.bench.findings.watched import conclude_watch
 NAME = "train.py:42"
 
 
-def changed_run(folder, steps, *, rows=(), num_ranks=2, **by_kind):
+def changed_run(folder, steps, *, rows=(), num_ranks=2, with_page=False, **by_kind):
     """A watched folder whose rows of processes and models say more."""
-    return watched_run(change_rows(write_rows(folder, steps, num_ranks=num_ranks), rows, **by_kind))
+    changed = change_rows(write_rows(folder, steps, num_ranks=num_ranks), rows, **by_kind)
+    return watched_run(changed, with_page=with_page)
 
 
 def with_rows(steps, **more):
@@ -33,7 +34,7 @@ def test_a_training_that_is_set_well_is_told_nothing(tmp_path):
     loader = {"kind": "loader", "loader": 1, "workers": 4, "pinned": False, "passes": 2, "epochs": 2}
     start = {"threads": 1, "cores": [0, 1], "debug": "OFF"}
     model = {"find_unused_parameters": True, "unused": True, "line": NAME}
-    run = changed_run(tmp_path / "w", training(), start=start, model=model, rows=[loader])
+    run = changed_run(tmp_path / "w", training(), start=start, model=model, rows=[loader], with_page=True)
     assert said_of(run) == ([], [])
     assert "Try " not in (tmp_path / "w" / "report.html").read_text()
 
@@ -53,7 +54,7 @@ def test_each_needless_average_costs_its_share_of_what_communication_adds(tmp_pa
 
 def test_without_probes_what_an_average_costs_is_not_measured_and_no_saving(tmp_path):
     made = [step_rows([OWN_S] * 2, n, probe=False, hooked=False, num_syncs=2) for n in range(1, 30)]
-    run = changed_run(tmp_path / "w", with_rows(made, accumulated=1), model={"kept_at": NAME})
+    run = changed_run(tmp_path / "w", with_rows(made, accumulated=1), model={"kept_at": NAME}, with_page=True)
     savings, [(what, _)] = said_of(run)
     assert savings == []
     assert what.endswith("1 time before an accumulation is complete costs time that was not measured.")

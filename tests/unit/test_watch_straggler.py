@@ -111,7 +111,7 @@ def test_a_late_rank_is_named_with_its_host_where_there_are_several(tmp_path):
     folder = write_rows(tmp_path / "watched", training(late_s=0.03))
     second = folder / "ranks" / "host-1.jsonl"
     second.write_text(second.read_text().replace('"host": "host"', '"host": "b"'))
-    run = watched_run(folder)
+    run = watched_run(folder, with_page=True)
     assert straggler_of(run).fact.startswith("Rank 1 on b is a straggler: the others wait 30.0 ")
     page = (folder / "report.html").read_text()
     assert "rank 0 on host" in page

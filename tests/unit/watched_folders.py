@@ -1,10 +1,13 @@
 """Folders of watched trainings, of rows whose figures are known in closed form."""
 
+import contextlib
+import io
 import json
 import random
 
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.watch.result import write_result
+from ddp_bench.report.build import build_page
 
 OWN_S = {"data": 0.004, "forward": 0.03, "backward": 0.06, "optimizer": 0.005, "other": 0.001}
 EXPOSED_S, ALONE_S, OWN_S_OF_WATCH = 0.02, 0.05, 0.0006
@@ -75,9 +78,14 @@ def training(num_steps=80, *, num_ranks=2, noise=0.0, seed=0, late_s=None, late_
     return steps
 
 
-def watched_run(folder, *, command=("torchrun", "train.py"), quiet=True):
-    write_result(folder, 0, quiet, command)
-    return load_run(folder)
+def watched_run(folder, *, command=("torchrun", "train.py"), quiet=True, with_page=False):
+    """The run of a watched folder; its page is made, but drawn only where asked for, or said to be there."""
+    is_drawn = with_page or not quiet
+    with contextlib.nullcontext() if is_drawn else contextlib.redirect_stderr(io.StringIO()):
+        write_result(folder, 0, quiet, command, with_page=is_drawn)
+    run = load_run(folder)
+    build_page(run, folder)
+    return run
 
 
 def trained(folder, num_steps=80, *, num_ranks=2, **more):
