@@ -179,7 +179,7 @@ def test_a_corrupt_image_is_named(tmp_path, name, damage):
     assert not _loaders()
 
 
-NUM_CASES, NUM_VISITS, IMAGE_S, ROWS = 3, 4, 0.02, 4
+NUM_CASES, NUM_VISITS, IMAGE_S, ROWS = 3, 4, 0.01, 4
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
