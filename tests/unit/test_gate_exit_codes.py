@@ -39,16 +39,22 @@ def raises(error):
     return fail
 
 
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory):
+    """Two runs of equal steps, which no gate changes."""
+    folder = tmp_path_factory.mktemp("runs")
+    return [str(write_run(folder / name)) for name in "ab"]
+
+
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize(
     "error", [RuntimeError("x"), KeyError("x"), MemoryError(), AssertionError()], ids=repr
 )
-def test_an_exception_at_any_stage_is_no_regression(stage, error, tmp_path, monkeypatch, capsys):
+def test_an_exception_at_any_stage_is_no_regression(stage, error, two_runs, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sides, "check_sides", lambda *_: sides.GatePlan((), {}, 1.0))
     monkeypatch.setattr(f"ddp_bench.bench.gate.{stage}", raises(error))
-    first, second = (write_run(tmp_path / name) for name in "ab")
     files = ("--html", str(tmp_path / "p.html"), "--junit", str(tmp_path / "j.xml"))
-    arguments = (*files, str(first), str(second)) if STAGES[stage] == "apart" else (*files, *IN_TURNS)
+    arguments = (*files, *two_runs) if STAGES[stage] == "apart" else (*files, *IN_TURNS)
     assert main(arguments) == ExitCode.BUG == 70
     said = capsys.readouterr().err
     assert "Traceback" in said
@@ -69,10 +75,9 @@ sys.exit(main())
 
 
 @pytest.mark.parametrize("package", ["msgspec", "pandas", "scipy", "rich"])
-def test_a_missing_package_is_one_line_and_no_regression(package, tmp_path):
-    first, second = (str(write_run(tmp_path / name)) for name in "ab")
+def test_a_missing_package_is_one_line_and_no_regression(package, two_runs):
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT, package, first, second], capture_output=True, text=True, check=False
+        [sys.executable, "-c", WITHOUT, package, *two_runs], capture_output=True, text=True, check=False
     )
     assert done.returncode == ExitCode.USAGE, done.stderr
     assert done.stderr.count("\n") == 1
