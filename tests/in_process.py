@@ -37,7 +37,7 @@ class FirstWorker:
         return True
 
     def ask_worker(self, _rank, command, *_):
-        if type(command).__name__ == "Warm":  # a dry run's
+        if type(command).__name__ == "Prepare":  # a dry run's
             return SimpleNamespace(times=SimpleNamespace(steps_ms=(9.0, 5.0, 4.0, 4.0)))
         return self._rank.compute_reply(command)
 

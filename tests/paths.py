@@ -26,12 +26,12 @@ WAYS = {
     "bucket_cap_mb from argv to DDP": {
         "parsed": r"parse_bucket_caps|BucketCaps\.parse",
         "planned": r"_plan_case",
-        "sent": r"encode Warm",
+        "sent": r"encode (Warm|Prepare)",
         "built": r"DistributedDataParallel\.__init__",
     },
     "from DDP to the page": {
         "read": r"DistributedMode\.read_bucket_layout",
-        "answered": r"encode Report Warmed",
+        "answered": r"encode Report (Warmed|Prepared)",
         "noted": r"Recorder\.set_(outcome|layout)",
         "a row": r"make_case_rows",
         "shown": r"render_html",

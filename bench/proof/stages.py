@@ -10,14 +10,17 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from statistics import median
 
+import torch
 from torch import Tensor, nn
 
 from ...models.workload import is_pair_of_tensors, list_layers
 from ..measure.clock import make_clock
+from ..measure.groups import set_default_group
 from ..measure.timed import make_autocast
 from ..modes import Stages, Unsupported
 from ..plan.case import Case
 from .making import Maker
+from .peers import ProofGroup
 
 REPETITIONS = 3
 """Times that each layer is measured after one untimed: the median leaves one disturbance out."""
@@ -57,10 +60,21 @@ class Splitter:
         self._known[n] = partition_layers(costs, n)
         return self._known[n]
 
-    def make_stages(self, by_device: tuple[int, ...] | None) -> Stages | None:
-        """Return the stages of a split; None for a mode that splits nothing."""
-        if by_device is None:
+    def make_stages(
+        self, case: Case, peers: ProofGroup, by_device: tuple[int, ...] | None = None
+    ) -> Stages | None:
+        """Return the stages of a case, split as the first rank finds best where `by_device` is not known.
+
+        Every rank of the case calls it together. None for a mode that splits nothing.
+        """
+        if not case.spec.is_staged:
             return None
+        if by_device is None:
+            found = torch.zeros(case.num_devices, dtype=torch.int64)
+            with peers.join_ranks(), set_default_group(self.maker.alone):
+                if not peers.rank:
+                    found = torch.tensor(self.split(case))
+            by_device = tuple(peers.broadcast(found).tolist())
         return Stages(layers=functools.partial(list_layers, self.maker.workload), by_device=by_device)
 
 

@@ -21,7 +21,7 @@ from ..results.block_times import TELEMETRY_FAILED, TRACE_FAILED, BlockTimes
 from ..results.journal import Layout
 from ..results.recorder import Recorder
 from ..worker import messages as m
-from ..worker.facts import Begun, Warmed, make_case_facts, make_proof_facts
+from ..worker.facts import Begun, Prepared, make_case_facts, make_proof_facts
 from .failures import (
     MAX_NAMED,
     MIN_BLOCK_TIMEOUT_S,
@@ -40,8 +40,6 @@ T = TypeVar("T")
 
 LAST_STEPS = 3
 """Steps at the end of the warm-up whose median says how long a step takes: one alone may be an outlier."""
-
-PREPARATION = "its preparation"
 
 FAILED = {TELEMETRY_FAILED: "GPU telemetry (--telemetry)", TRACE_FAILED: "trace"}
 """Parts that a block's detail may say it lacks; its case is measured all the same."""
@@ -107,84 +105,59 @@ class CaseRunner:
         live = LiveCase(index, case, planned.oversubscribed)
         self.await_turn()
         settled = self.recorder.journal.state.settled.get(index)
+        proved = self._proved.get(index) if settled is None else settled
+        layers = proved and proved.facts.get("layers_by_device")
+        prepare = m.Prepare(
+            index=index,
+            case=case,
+            by_device=tuple(map(int, str(layers).split("/"))) if layers else None,
+            least_s=compute_min_warmup_s(self.plan, self.settings),
+            proves=proved is None,
+        )
         try:
             self._make_group(live)
-            proved = self._proved.get(index) if settled is None else settled
-            if proved is None or proved.status != "ok":
-                self._prove(live)
-            else:
-                if told := proved.facts.get("layers_by_device"):
-                    live.by_device = tuple(map(int, str(told).split("/")))
-                began_s = self.get_elapsed_s()
-                warmed = self._warm_up(live, compares=False)
-                if settled is None:
-                    self._write_prepared(
-                        live, {**proved.facts, **make_case_facts(case, warmed)}, warmed, began_s
-                    )
+            began_s = self.get_elapsed_s()
+            limit_s = compute_preparing_limit_s(self.settings, case)
+            ranks = self._ask_case(live, "its preparation", prepare, limit_s)
         except CaseFailedError:
             return
+        by_rank = [one.times.steps_ms for one in ranks]
+        live.layout = ranks[0].layout
+        live.longest_step_s = max(map(max, by_rank)) / 1000
+        live.step_s = max(median(ms[-LAST_STEPS:]) for ms in by_rank) / 1000
+        if settled is None:
+            known = self._read_proof(case, ranks[0]) if proved is None else proved.facts
+            place = self.places[0]
+            known = {"device_name": place.device_name, "link": place.link, **known}
+            self.recorder.set_outcome(index, "ok", facts={**known, **make_case_facts(case, ranks)})
+            if (found := live.layout) is not None:
+                layout = Layout(case_id=case.case_id, num_bytes=found.num_bytes, parameters=found.parameters)
+                self.recorder.append_event(layout, sync=False)
+            self._record(live, "warmup", 0, len(self.live), began_s, [one.times for one in ranks])
         self.live.append(live)
 
-    def _prove(self, live: LiveCase) -> None:
-        index, case = live.index, live.case
-        limit_s = compute_preparing_limit_s(self.settings, case)
-        began_s = self.get_elapsed_s()
-        if case.spec.is_staged:
-            (live.by_device,) = self._ask_case(live, PREPARATION, m.Split(case=case), limit_s, num_ranks=1)
-        prove = m.Prove(case=case, by_device=live.by_device)
-        shown = self._ask_case(live, PREPARATION, prove, limit_s)[0]
-        assert shown is not None  # the first rank says it
-        warmed = self._warm_up(live, compares=True)
-        update = self._ask_case(live, PREPARATION, m.Compare(index=index), limit_s)[0]
-        if update.inconclusive_reason and not shown.not_proved:
+    def _read_proof(self, case: Case, first: Prepared) -> dict[str, Any]:
+        """The facts of both proofs of a case; what they leave open the user is told."""
+        gradients, update = first.gradients, first.update
+        assert gradients is not None  # it was asked for
+        assert update is not None
+        if update.inconclusive_reason and not gradients.not_proved:
             self._warn_once(
                 "unproven",
                 f"Parameters after 2 steps prove nothing of {case.case_id}: {update.inconclusive_reason}; "
                 "its gradients are proven. So it is of every case without update_error",
             )
-        proof = make_proof_facts(shown, update)
+        proof = make_proof_facts(gradients, update)
         if why := proof["not_proved"]:
             name = label_planned_case(case, self.settings.batch_size)
             self.console.print_note(f"{name} is not proved: {why}. What helps: {proof['proved_by']}")
-        self._write_prepared(live, {**proof, **make_case_facts(case, warmed)}, warmed, began_s)
-
-    def _write_prepared(
-        self, live: LiveCase, facts: Mapping[str, Any], warmed: Sequence[Warmed], began_s: float
-    ) -> None:
-        """Write down a case that is ready, with its warm-up."""
-        place, case = self.places[0], live.case
-        known = {"device_name": place.device_name, "link": place.link, **facts}
-        if live.by_device:
-            known["layers_by_device"] = "/".join(map(str, live.by_device))
-        self.recorder.set_outcome(live.index, "ok", facts=known)
-        if live.layout is not None:
-            layout = Layout(
-                case_id=case.case_id, num_bytes=live.layout.num_bytes, parameters=live.layout.parameters
-            )
-            self.recorder.append_event(layout, sync=False)
-        self._record(live, "warmup", 0, len(self.live), began_s, [one.times for one in warmed])
+        return proof
 
     def _make_group(self, live: LiveCase) -> None:
         if live.case.backend and live.group not in self._groups:
             make, limit_s = m.Group(group=live.group), compute_preparing_limit_s(self.settings)
             self._ask_case(live, "its process group", make, limit_s, num_ranks=len(self.workers))
             self._groups.add(live.group)
-
-    def _warm_up(self, live: LiveCase, *, compares: bool) -> list[Warmed]:
-        case = live.case
-        warm = m.Warm(
-            index=live.index,
-            case=case,
-            by_device=live.by_device,
-            least_s=compute_min_warmup_s(self.plan, self.settings),
-            compares=compares,
-        )
-        warmed = self._ask_case(live, PREPARATION, warm, compute_preparing_limit_s(self.settings, case))
-        by_rank = [one.times.steps_ms for one in warmed]
-        live.layout = warmed[0].layout
-        live.longest_step_s = max(map(max, by_rank)) / 1000
-        live.step_s = max(median(ms[-LAST_STEPS:]) for ms in by_rank) / 1000
-        return warmed
 
     def assign_commands(self, command: m.Command[Any], num_ranks: int) -> dict[int, m.Command[Any]]:
         """The command for the first ranks; the others wait for its beginning, if all begin it together."""

@@ -40,8 +40,9 @@ def show_plan(workers: Workers, job: Job, *, as_json: bool = False) -> None:
     # Eager: a plan should not take the minutes of a compiler, nor need one.
     eager = replace(job.plan[0].case, compile="off")
     begin_ranks(workers, job, [eager], 1)
-    warm = m.Warm(index=0, case=eager, least_s=PROBE_S, compares=False)
-    steps_ms = workers.ask_worker(0, warm, "the probe of single", START_TIMEOUT_S).times.steps_ms[NUM_COLD:]
+    prepare = m.Prepare(index=0, case=eager, least_s=PROBE_S, proves=False)
+    probed = workers.ask_worker(0, prepare, "the probe of single", START_TIMEOUT_S)
+    steps_ms = probed.times.steps_ms[NUM_COLD:]
     runnable = [p for p in job.plan if p.skip_reason is None]
     step_s, of_single = median(steps_ms) / 1000, job.plan[0].case
     batch = of_single.global_batch

@@ -130,8 +130,6 @@ class LiveCase:
     """Seconds of the longest step of the warm-up, over all ranks."""
     step_s: float = 0.0
     """A usual one at the end of the warm-up, on the slowest rank."""
-    by_device: tuple[int, ...] | None = None
-    """Layers of each device, of a case that is split by them."""
 
     @property
     def group(self) -> GroupKey:

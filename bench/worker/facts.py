@@ -83,7 +83,7 @@ class Begun(Record, frozen=True):
     oom_kills: int | None = None
 
 
-class Warmed(Record, frozen=True):
+class Prepared(Record, frozen=True):
     """A case that is ready to be measured, as one rank has it."""
 
     times: BlockTimes
@@ -92,6 +92,11 @@ class Warmed(Record, frozen=True):
     compilation: Compilation | None = None
     """None for an eager case."""
     layout: BucketLayout | None = None
+    by_device: tuple[int, ...] | None = None
+    """Layers of each device, of a case that splits the model."""
+    gradients: ProofResult | None = None
+    """Proof of its gradients, and of its first steps; None where it was not asked for."""
+    update: ProofResult | None = None
 
 
 def make_proof_facts(shown: ProofResult, update: ProofResult) -> dict[str, Any]:
@@ -112,13 +117,15 @@ def make_proof_facts(shown: ProofResult, update: ProofResult) -> dict[str, Any]:
     }
 
 
-def make_case_facts(case: Case, warmed: Sequence[Warmed]) -> dict[str, Any]:
-    """Return what the warm-up of a case on every rank tells, for its row in cases.csv."""
-    facts: dict[str, Any] = make_memory_columns([one.memory for one in warmed], case.mode)
-    layout, compiled = warmed[0].layout, warmed[0].compilation
+def make_case_facts(case: Case, ranks: Sequence[Prepared]) -> dict[str, Any]:
+    """Return what the preparation of a case on every rank tells, for its row in cases.csv."""
+    facts: dict[str, Any] = make_memory_columns([one.memory for one in ranks], case.mode)
+    layout, compiled = ranks[0].layout, ranks[0].compilation
     if layout is not None:
         facts["num_buckets"] = len(layout.num_bytes)
         facts["bucket_bytes"] = str(layout)
     if compiled is not None:
         facts |= asdict(compiled)
+    if ranks[0].by_device:
+        facts["layers_by_device"] = "/".join(map(str, ranks[0].by_device))
     return facts

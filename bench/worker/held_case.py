@@ -30,7 +30,7 @@ from ..proof.first_steps import FirstSteps
 from ..proof.judge import PROOF_STEPS
 from ..proof.proof import Prover
 from ..results.block_times import DEVICE_ALLOCS, BlockTimes, ProofResult
-from .facts import Warmed
+from .facts import Prepared
 
 MIN_WARMUP_STEPS = 3
 """Least steps of warm-up: DDP rebuilds its buckets after the first and reports them after the second."""
@@ -90,7 +90,7 @@ class PreparedCase:
             self.first.end()
         self.trainer.close()
 
-    def warm_up(self, least_s: float, *, compares: bool) -> Warmed:
+    def warm_up(self, least_s: float, *, compares: bool) -> Prepared:
         """Train until it is warm, `least_s` at least. Raises what the model raises.
 
         `compares`: whether `compare` follows.
@@ -123,7 +123,7 @@ class PreparedCase:
         # Another rank may need it for the next case: DP trains on everyone's GPU.
         release_memory(self.shared.place.device)
         times = BlockTimes(sum(steps), tuple(steps))
-        return Warmed(times=times, memory=memory, compilation=compilation, layout=self.layout)
+        return Prepared(times=times, memory=memory, compilation=compilation, layout=self.layout)
 
     def _is_warm(self, steps_ms: Sequence[float], least_s: float) -> bool:
         """Tell whether warm-up is over; ranks must take equally many steps, or the next collective hangs."""

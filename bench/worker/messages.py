@@ -18,8 +18,8 @@ from ..machine.load import LoadReading
 from ..machine.records import Record
 from ..plan.case import Case
 from ..plan.settings import ResolvedSettings
-from ..results.block_times import BlockTimes, Fault, ProofResult
-from .facts import Begun, Devices, Inspected, SeenGpus, Warmed
+from ..results.block_times import BlockTimes, Fault
+from .facts import Begun, Devices, Inspected, Prepared, SeenGpus
 
 MAX_BYTES = 2**28
 """Bytes of a line. The longest have a trace: 300 KiB, of a large model some MiB."""
@@ -170,35 +170,17 @@ class Link(Command[None], frozen=True):
     backend: str
 
 
-class Split(Command[tuple[int, ...]], frozen=True):
-    """Decide on the first rank how the layers of a case are split: how many each device has."""
-
-    case: Case
-
-
-class Prove(Command[ProofResult | None], frozen=True):
-    """Show that a case computes the plain module's gradients; the first rank says it."""
-
-    case: Case
-    by_device: tuple[int, ...] | None = None
-    """Layers of each device, of a case that splits the model."""
-
-
-class Warm(Command[Warmed], frozen=True):
-    """Build a case and warm it up."""
+class Prepare(Command[Prepared], frozen=True):
+    """Build a case and warm it up; prove it, where no launch has."""
 
     index: int
     case: Case
     by_device: tuple[int, ...] | None = None
+    """Layers of each device, where it is known how the case splits the model."""
     least_s: float = 0.0
-    compares: bool = True
-    """True where `Compare` follows."""
-
-
-class Compare(Command[ProofResult], frozen=True):
-    """Show that the first steps of the warm-up train as the plain module."""
-
-    index: int
+    """Seconds of the warm-up, at least."""
+    proves: bool = True
+    """True where gradients, and the first steps of the warm-up, are compared with the plain module's."""
 
 
 class Block(Command[BlockTimes], frozen=True):
@@ -245,7 +227,7 @@ class Forget(Command[None], frozen=True):
     """Give back the memory of what cases were compared with: all are prepared."""
 
 
-STEP_COMMANDS = (Wait, Link, Prove, Warm, Compare, Block, Agree, Curve, Settle)
+STEP_COMMANDS = (Wait, Link, Prepare, Block, Agree, Curve, Settle)
 """Commands that all ranks begin together; a rank that takes no part in one is told to `Wait`."""
 
 Commands: TypeAlias = Mapping[int, Command[Any]]

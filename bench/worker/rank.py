@@ -45,7 +45,7 @@ from ..plan.settings import ResolvedSettings
 from ..proof.agreement import find_differing_gradients
 from ..proof.making import Maker
 from ..proof.proof import Prover
-from ..results.block_times import Fault, ProofResult
+from ..results.block_times import Fault
 from . import messages as m
 from .devices import (
     describe_rank,
@@ -55,7 +55,7 @@ from .devices import (
     start_sampling,
     take_place,
 )
-from .facts import Begun, Inspected
+from .facts import Begun, Inspected, Prepared
 from .held_case import PreparedCase, Shared, build
 from .stores import ADDRESS_KEY, join_default_group, join_store, open_store
 
@@ -113,18 +113,8 @@ class Rank:
                 return None
             case m.Link():
                 return check_link(range(command.num_ranks), command.backend, self.place.device)
-            case m.Split():
-                return self._prover.splitter.split(command.case)
-            case m.Prove():
-                return self._prove(command)
-            case m.Warm():
-                stages = self._prover.splitter.make_stages(command.by_device)
-                live = build(command.case, self._find_group(command), self._shared, stages)
-                self._live[command.index] = live
-                with live.enter_training():
-                    return live.warm_up(command.least_s, compares=command.compares)
-            case m.Compare():
-                return self._live[command.index].compare()
+            case m.Prepare():
+                return self._prepare(command)
             case m.Block():
                 live = self._live[command.index]
                 with live.enter_training():
@@ -209,13 +199,21 @@ class Rank:
         machine, conditions = describe_rank_host(asked, place) if self._local_rank == 0 else (None, {})
         return Begun(place=place, machine=machine, conditions=conditions, oom_kills=count_oom_kills())
 
-    def _prove(self, asked: m.Prove) -> ProofResult | None:
-        require_compiler(asked.case, self.place.device)
-        prover = self._prover
-        stages = prover.splitter.make_stages(asked.by_device)
-        shown = prover.prove(asked.case, self._find_group(asked), stages)
-        effect = prover.split_effect.measure_effect(prover.make_subject(asked.case, stages))
-        return None if self.number else dataclasses.replace(shown, split_effect=effect)
+    def _prepare(self, asked: m.Prepare) -> Prepared:
+        case, group, prover = asked.case, self._find_group(asked), self._prover
+        require_compiler(case, self.place.device)
+        stages = prover.splitter.make_stages(case, prover.make_subject(case).peers, asked.by_device)
+        gradients = update = None
+        if asked.proves:
+            shown = prover.prove(case, group, stages)
+            effect = prover.split_effect.measure_effect(prover.make_subject(case, stages))
+            gradients = dataclasses.replace(shown, split_effect=effect)
+        live = self._live[asked.index] = build(case, group, self._shared, stages)
+        with live.enter_training():
+            found = live.warm_up(asked.least_s, compares=asked.proves)
+        if asked.proves:
+            update = live.compare()
+        return replace(found, by_device=stages and stages.by_device, gradients=gradients, update=update)
 
     def _drop_case(self, asked: m.Settle) -> None:
         wait_for_work(self._groups.get(asked.group), self.place.device)
@@ -227,9 +225,9 @@ class Rank:
     def _find_group(self, command: m.Command[Any]) -> dist.ProcessGroup | None:
         """The process group through which the ranks of a command's case communicate."""
         match command:
-            case m.Prove(case=case) | m.Warm(case=case):
+            case m.Prepare(case=case):
                 return self._groups.get((case.num_ranks, case.backend))
-            case m.Block(index=index) | m.Compare(index=index) | m.Agree(index=index) if index in self._live:
+            case m.Block(index=index) | m.Agree(index=index) if index in self._live:
                 return self._live[index].group
             case m.Curve(group=group):
                 return self._groups.get(group)
@@ -257,5 +255,5 @@ def make_report(error: BaseException, *, is_of_a_case: bool = True) -> m.Report:
 SETUP_COMMANDS = (m.Open, m.Look, m.Inspect, m.Begin)
 """Commands that concern the run as a whole."""
 
-CASE_COMMANDS = (m.Split, m.Prove, m.Warm, m.Compare, m.Block, m.Agree)
+CASE_COMMANDS = (m.Prepare, m.Block, m.Agree)
 """Commands in which a case computes."""

@@ -22,6 +22,7 @@ from ddp_bench.bench.common.console import Console
 from ddp_bench.bench.common.turns import TURNS_ENV, TurnClient, TurnServer
 from ddp_bench.bench.machine.manifest import Manifest, RankPlace
 from ddp_bench.bench.plan.sweep import hash_plan
+from ddp_bench.bench.results.block_times import BlockTimes
 from ddp_bench.bench.results.case_columns import CASES, FILES
 from ddp_bench.bench.results.columns import make_frame
 from ddp_bench.bench.results.journal import Settled, read_blocks
@@ -32,7 +33,7 @@ from ddp_bench.bench.run.close import close_broken_run
 from ddp_bench.bench.run.open_folder import open_run
 from ddp_bench.bench.run.schedule import AFTER_ROUNDS, LiveCase, list_unfinished
 from ddp_bench.bench.worker import messages as m
-from ddp_bench.bench.worker.facts import Begun
+from ddp_bench.bench.worker.facts import Begun, Prepared
 from ddp_bench.report.build import build
 
 
@@ -247,28 +248,33 @@ def test_a_run_says_once_what_failed_and_keeps_the_blocks(measure, tmp_path, mon
     check_traced_last(blocks, communicating(settings_of()))
 
 
-@pytest.mark.parametrize(
-    ("status", "asked"), [("ok", [("warm", False)]), ("failed", ["proof"]), (None, ["proof"])]
-)
-def test_a_case_is_proven_once_whatever_starts_its_workers_again(status, asked):
+@pytest.mark.parametrize(("settled", "asked"), [(True, (False, (3, 4))), (False, (True, None))])
+def test_a_case_is_proven_once_whatever_starts_its_workers_again(settled, asked):
     """A planned start, a lost rank and `--resume` alike: the journal knows."""
-    settled = (
-        {} if status is None else {0: Settled(index=0, status=status, facts={"layers_by_device": "3/4"})}
-    )
-    done = []
+    known = {0: Settled(index=0, status="ok", facts={"layers_by_device": "3/4"})} if settled else {}
+    state, settings = SimpleNamespace(settled=known), resolved(gpus=(2,), modes=("ddp",))
+    done, written = [], []
+    ready = Prepared(times=BlockTimes(1.0, (1.0,)))
     run = SimpleNamespace(
         live=[],
+        plan=planned(settings),
+        settings=settings,
+        places=[RankPlace(rank=0, host="here", device_name="a core")],
         await_turn=lambda: None,
         get_elapsed_s=lambda: 0.0,
         _proved={},
-        recorder=SimpleNamespace(journal=SimpleNamespace(state=SimpleNamespace(settled=settled))),
+        recorder=SimpleNamespace(
+            journal=SimpleNamespace(state=state), set_outcome=lambda *_, **__: written.append("outcome")
+        ),
         _make_group=lambda _: None,
-        _warm_up=lambda _, compares: done.append(("warm", compares)) or ["warmed"],
-        _prove=lambda _: done.append("proof"),
+        _ask_case=lambda _, __, told, ___: done.append((told.proves, told.by_device)) or [ready, ready],
+        _read_proof=lambda *_: {},
+        _record=lambda *_: written.append("warmup"),
     )
-    CaseRunner._prepare_case(run, 0, planned(resolved(gpus=(2,), modes=("ddp",)))[1])
-    assert done == asked
-    assert [live.by_device for live in run.live] == [(3, 4) if status == "ok" else None]
+    CaseRunner._prepare_case(run, 0, run.plan[1])
+    assert done == [asked]
+    assert written == ([] if settled else ["outcome", "warmup"])
+    assert len(run.live) == 1
 
 
 @pytest.mark.parametrize(

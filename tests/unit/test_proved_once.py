@@ -15,11 +15,12 @@ from ddp_bench.bench.run.open_folder import open_run
 from ddp_bench.bench.worker import messages as m
 from ddp_bench.bench.worker.facts import Begun
 
-WARMED = {
+PREPARED = {
     "times": {"block_ms": 3.0, "steps_ms": [1.0, 1.0, 1.0]},
     "memory": [{"peak_mib": 100.0, "reserved_mib": 120.0}],
 }
 PROOF = {"error": 1e-9}
+PROOFS = {"gradients": PROOF, "update": PROOF}
 
 
 class FakeWorkers:
@@ -34,9 +35,10 @@ class FakeWorkers:
         return 1
 
     def ask(self, commands, *_):
-        answers = {m.Warm: WARMED, m.Prove: PROOF, m.Compare: PROOF}
-        self.asked += [type(one) for one in commands.values()]
-        return {rank: m.Report(value=answers.get(type(one))) for rank, one in commands.items()}
+        asked = [one for one in commands.values() if isinstance(one, m.Prepare)]
+        self.asked += [one.proves for one in asked]
+        found = [PREPARED | (PROOFS if one.proves else {}) for one in asked] or [None]
+        return dict.fromkeys(commands, m.Report(value=found[0]))
 
 
 @pytest.fixture
@@ -78,10 +80,10 @@ def prepare(tmp_path, monkeypatch):
 
 def test_what_the_first_launch_has_proved_is_warmed_up_alone(prepare, tmp_path):
     asked, first = prepare("launch1")
-    assert asked == [m.Prove, m.Warm, m.Compare]
+    assert asked == [True]
     assert first["gradient_error"] == 1e-9
     asked, facts = prepare("launch2", proved=tmp_path / "launch1")
-    assert asked == [m.Warm]
+    assert asked == [False]
     assert facts == first
 
 
@@ -93,4 +95,4 @@ def test_what_the_first_launch_has_proved_is_warmed_up_alone(prepare, tmp_path):
 def test_anything_else_is_proved_anew(other, prepare, tmp_path):
     prepare("launch1")
     asked, _ = prepare("launch2", **{"proved": tmp_path / "launch1", **other})
-    assert asked == [m.Prove, m.Warm, m.Compare]
+    assert asked == [True]
