@@ -10,17 +10,15 @@ import json
 import math
 import os
 import secrets
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from types import FrameType
-from typing import IO, NoReturn, TypeVar
+from typing import IO, TypeVar
 
-from ..common.cli import Parser, resolve_command, run_command
+from ..common.cli import Parser, make_main, resolve_command
 from ..common.errors import UsageError
 from ..common.numbers import format_count
 from ..common.process import (
@@ -28,6 +26,7 @@ from ..common.process import (
     choose_huge_pages_env,
     get_allowed_cores,
     make_package_command,
+    raise_on_signals,
     wait_or_kill,
 )
 from ..common.values import parse_positive_int
@@ -64,14 +63,6 @@ class LabOptions:
     ranks_per_host: int
     command: list[str]
     quiet: bool
-
-
-class Stopped(BaseException):
-    """A signal asks the lab to end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
 
 
 def parse(argv: Sequence[str]) -> LabOptions:
@@ -141,14 +132,15 @@ def run(options: LabOptions) -> int:
             printers.append(threading.Thread(target=_print_under_name, args=copying, daemon=True))
             printers[-1].start()
         return choose_exit_code(_wait_for_hosts(hosts))
-    except Stopped as stopped:
+    except KeyboardInterrupt as stopped:
         stopping.set()
         for process in hosts:
             if process.poll() is None:
-                os.killpg(process.pid, stopped.number)
+                os.killpg(process.pid, stopped.args[0])
         raise
     finally:
-        wait_or_kill(hosts, within_s=STOP_GRACE_S if stopping.is_set() else 0.0)
+        with raise_on_signals():  # a second one ends it at once
+            wait_or_kill(hosts, within_s=STOP_GRACE_S if stopping.is_set() else 0.0)
         deadline_s = time.monotonic() + PRINT_TIMEOUT_S  # what a host left behind may keep its pipe open
         for printer in printers:
             printer.join(max(0.0, deadline_s - time.monotonic()))
@@ -227,23 +219,14 @@ def _wait_for_hosts(hosts: Sequence[subprocess.Popen[str]]) -> list[int]:
     return codes
 
 
-def _stop(number: int, _frame: FrameType | None) -> NoReturn:
-    raise Stopped(number)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
+@make_main("lab")
+def main(argv: list[str]) -> int:
     """Run the command: the job's exit code, 2 for a usage error, 128 + signal after a signal."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    try:
-        return run_command("lab", lambda: _run_command(arguments))
-    except Stopped as stopped:
-        return 128 + stopped.number
-
-
-def _run_command(arguments: list[str]) -> int:
-    options = parse(arguments)
+    options = parse(argv)
     network.require_support()
-    network.become_root(make_package_command("lab", *arguments))
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _stop)
-    return run(options)
+    network.become_root(make_package_command("lab", *argv))
+    try:
+        with raise_on_signals():
+            return run(options)
+    except KeyboardInterrupt as stopped:
+        return 128 + int(stopped.args[0])
