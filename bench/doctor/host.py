@@ -61,11 +61,6 @@ def grade_value(value: float, *, caution: float, bad: float) -> Status:
     return "bad" if value >= bad else "caution" if value >= caution else "ok"
 
 
-def format_figure(value: float) -> str:
-    """Write cores and the like: `8`, `2.5`, `0.25`."""
-    return f"{value:.2f}".rstrip("0").rstrip(".")
-
-
 def try_reading(read: Callable[[], T]) -> T | None:
     """Return what `read` returns; None where this system has no such reading."""
     try:

@@ -22,7 +22,6 @@ from .host import (
     Host,
     Status,
     find_worst,
-    format_figure,
     grade_value,
     make_result,
     try_reading,
@@ -85,7 +84,7 @@ def check_cores(host: Host) -> CheckResult:
     topology = [host.root / CPUS / f"cpu{core}/topology" for core in host.allowed]
     siblings = {read_text(folder / "thread_siblings_list") for folder in topology}
     physical = allowed if None in siblings else len(siblings)
-    text, found = f"{format_figure(usable)} of {os.cpu_count()} usable", list[CheckResult]()
+    text, found = f"{round(usable, 2):g} of {os.cpu_count()} usable", list[CheckResult]()
     if host.quota is not None and host.quota < allowed:
         # sched-bwc in the Linux scheduler documents.
         what = f"{text}, {allowed} visible: the container is stopped for part of each period beyond its quota"
@@ -148,7 +147,7 @@ def check_load(host: Host) -> CheckResult:
     average, now = try_reading(lambda: os.getloadavg()[0]), host.load
     if now is None or not now.cores:
         return UNKNOWN
-    text = f"{format_figure(now.others)} of {now.cores} cores busy over {format_figure(now.seconds)} s"
+    text = f"{round(now.others, 2):g} of {now.cores} cores busy over {round(now.seconds, 2):g} s"
     text += "" if average is None else f", load average {average:.2f} over 1 min"
     if host.num_gpus:
         status = _grade_room(now.cores - now.others, host.num_gpus)
@@ -189,10 +188,8 @@ def check_free_memory(host: Host) -> CheckResult:
     memory, limit = try_reading(psutil.virtual_memory), machine.read_memory_limit_bytes(host.root)
     if memory is None:
         return UNKNOWN
-    text, room = (
-        f"{format_gib(memory.available)} available of {format_gib(memory.total)}",
-        float(memory.available),
-    )
+    text = f"{format_gib(memory.available)} available of {format_gib(memory.total)}"
+    room = float(memory.available)
     if limit is not None and limit < memory.total:
         text, room = f"{text}, container limit {format_gib(limit)}", min(room, limit)
     wanted = RANK_BYTES * host.num_devices
@@ -210,11 +207,9 @@ def check_shared_memory(room: tuple[int, int, int] | None, num_ranks: int) -> Ch
     text, size = f"{format_gib(free)} free of {format_gib(total)}", math.ceil(2 * wanted / 2**30)
     if free >= wanted:
         return CheckResult("ok", text)
-    why = (
-        f"{text}; loader workers of {num_ranks} ranks need {format_gib(wanted)}, or they end with a bus error"
-    )
+    text += f"; loader workers of {num_ranks} ranks need {format_gib(wanted)}, or they end with a bus error"
     advice = f"docker run --shm-size={size}g, or sudo mount -o remount,size={size}g /dev/shm"
-    return CheckResult("caution", why, f"{advice}; else --data-workers 0")
+    return CheckResult("caution", text, f"{advice}; else --data-workers 0")
 
 
 def check_pressure(host: Host) -> CheckResult:
@@ -261,7 +256,7 @@ def check_threads(env: Mapping[str, str], gpus: int, cores: float | None) -> Che
     text = f"{most} per rank x {gpus} GPU(s)"
     if cores is not None and most * gpus > cores:
         fits = max(int(cores) // gpus, 1)
-        over = f"{text} on {format_figure(cores)} cores: ranks push each other off their cores"
+        over = f"{text} on {round(cores, 2):g} cores: ranks push each other off their cores"
         return CheckResult("caution", over, f"export OMP_NUM_THREADS={fits} MKL_NUM_THREADS={fits}")
     return CheckResult("ok", text)
 
