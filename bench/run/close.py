@@ -17,7 +17,6 @@ from ..common.text import to_json
 from ..common.turns import is_later_launch
 from ..findings.findings import conclude_run, summarize_run
 from ..findings.notes import explain_not_measured
-from ..machine.manifest import Timing
 from ..plan.settings import ResolvedSettings
 from ..predict.from_pass import write_calibration
 from ..results.case_result import read_case_results
@@ -61,16 +60,16 @@ def close_run(
     `startup_s` went by before the first case; `over_s` is when that began, on the monotonic clock, had all
     attempts followed without a break; `measuring_s` of the time since were rounds.
     """
-    recorder.write()
     folder = recorder.folder
     total_s = startup_s + time.monotonic() - over_s
-    timing = msgspec.structs.replace(
-        make_timing(recorder, measuring_s, stopped_because),
+    _write_files(
+        recorder,
+        measuring_s,
+        stopped_because,
         startup_s=round(total_s - measuring_s, 2),
         total_s=round(total_s, 2),
         timed_share_pct=round(100 * recorder.timed_s / max(measuring_s, recorder.timed_s), 1),
     )
-    recorder.update_manifest(timing=timing)
     if settings.calibrate and (missing := write_calibration(folder, list(parameters))):
         print_message(missing)
     missing_modes = explain_not_measured(read_case_results(recorder.tables.cases), settings.modes)
@@ -116,8 +115,7 @@ def close_broken_run(folder: Path, because: str) -> None:
         if not os.path.lexists(folder / JOURNAL) or read(folder).ended:
             return
         recorder = Recorder.reopen(folder)
-        recorder.write()
-        recorder.update_manifest(timing=make_timing(recorder, recorder.rounds_s, because))
+        _write_files(recorder, recorder.rounds_s, because)
         rates = recorder.tables.cases["images_per_s"]
         recorder.close(because)
         from ...report.build import write_page
@@ -131,11 +129,14 @@ def close_broken_run(folder: Path, because: str) -> None:
         print_message(f"to finish the rest: {write_resume_command(recorder.manifest, folder)}")
 
 
-def make_timing(recorder: Recorder, measuring_s: float, because: str) -> Timing:
-    """The time of a run that ended `because`, with what is known of it by then."""
-    return msgspec.structs.replace(
+def _write_files(recorder: Recorder, measuring_s: float, because: str, **known: float) -> None:
+    """Write the tables of a run that ended `because`, and the time that it took."""
+    recorder.write()
+    timing = msgspec.structs.replace(
         recorder.manifest.timing,
         measuring_s=round(measuring_s, 2),
         rounds=recorder.rounds,
         stopped_because=because,
+        **known,
     )
+    recorder.update_manifest(timing=timing)

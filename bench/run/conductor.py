@@ -118,7 +118,7 @@ class Conductor:
 
     def _open_recorder(self, job: Job, begun: Sequence[Begun]) -> Recorder:
         """The record of the run, whose folder is opened with the first attempt."""
-        oom_kills = _collect_oom_kills(begun)
+        oom_kills = {one.place.host: one.oom_kills for one in begun if one.oom_kills is not None}
         if (recorder := self._recorder) is not None:
             recorder.update_manifest(restarts=recorder.manifest.restarts + 1)
             begin_attempt(recorder, oom_kills)
@@ -182,7 +182,3 @@ class Conductor:
         if self._recorder is not None:
             self._close_files("interrupted", ExitCode.INTERRUPTED)
         return ExitCode.INTERRUPTED
-
-
-def _collect_oom_kills(begun: Sequence[Begun]) -> dict[str, int]:
-    return {one.place.host: one.oom_kills for one in begun if one.oom_kills is not None}

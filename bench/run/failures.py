@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ..common.text import escape_lines, format_list
 from ..machine.host import format_ranges
@@ -200,9 +200,17 @@ def describe_exit(exit_codes: Mapping[int, int | None], *, what: str, out_of_mem
     `exit_codes` are by rank in the order of their ends, None where another process has started it;
     `out_of_memory` says that the kernel's OOM killer struck meanwhile.
     """
-    found = _describe_cause(exit_codes, what, out_of_memory=out_of_memory)
+    known = {rank: code for rank, code in exit_codes.items() if code is not None}
+    killed = [rank for rank, code in known.items() if code < 0]
     ranks = {rank: _describe_end(code) for rank, code in exit_codes.items()}
-    return replace(found, ranks=ranks, was_idle=what == IDLE_PLACE)
+    first = next(iter(killed or known or exit_codes), None)
+    who, how = ("a rank", _describe_end(None)) if first is None else (name_worker(first), ranks[first])
+    if out_of_memory and (not killed or -signal.SIGKILL in known.values()):
+        status, reason = "oom", f"{who} was killed by the kernel for want of host memory in {what}"
+    else:
+        crashes = -signal.SIGSEGV in known.values() and os.environ.get(DEBUG) == "DETAIL"
+        status, reason = "failed", f"{who} {how} in {what}{DEBUG_CRASH_NOTE if crashes else ''}"
+    return Failure(status, reason, ranks=ranks, was_idle=what == IDLE_PLACE)
 
 
 def _describe_end(code: int | None) -> str:
@@ -212,16 +220,3 @@ def _describe_end(code: int | None) -> str:
         return f"ended with exit code {code}"
     name = next((known.name for known in signal.Signals if known == -code), "unknown")
     return f"was killed by signal {-code} ({name})"
-
-
-def _describe_cause(exit_codes: Mapping[int, int | None], what: str, *, out_of_memory: bool) -> Failure:
-    known = {rank: code for rank, code in exit_codes.items() if code is not None}
-    killed = [rank for rank, code in known.items() if code < 0]
-    who, how = "a rank", _describe_end(None)
-    if exit_codes:
-        first = next(iter(killed or known or exit_codes))
-        who, how = name_worker(first), _describe_end(exit_codes[first])
-    if out_of_memory and (not killed or -signal.SIGKILL in known.values()):
-        return Failure("oom", f"{who} was killed by the kernel for want of host memory in {what}")
-    crashes = -signal.SIGSEGV in known.values() and os.environ.get(DEBUG) == "DETAIL"
-    return Failure("failed", f"{who} {how} in {what}{DEBUG_CRASH_NOTE if crashes else ''}")

@@ -11,7 +11,7 @@ import selectors
 import socket
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from ..common.cli import print_message
@@ -58,16 +58,16 @@ class Workers:
         self.stuck = processes.stuck
         """Processes that do not end, though they were killed."""
         self._selector = selectors.DefaultSelector()
+        self._told_last: m.Commands = {}
+        self.store_port = 0
+        self._begin()
+
+    def _begin(self) -> None:
         self._workers: dict[int, Worker] = {}
         self._lost: dict[int, int | None] = {}
         """Exit codes of those that have gone, by rank; None where another process has started it."""
         self._was_idle = False
         """True where one of them had not begun with what it was told last."""
-        self._told_last: m.Commands = {}
-        self._begin()
-        self.store_port = 0
-
-    def _begin(self) -> None:
         self.name = uuid.uuid4().hex
         """Name of those that are there now; no others have it."""
         self._oom_kills = count_oom_kills()
@@ -182,7 +182,7 @@ class Workers:
                 if (failure := find_failure(failed, waiting=range(len(self)))) is not None:
                     raise RestartError(failure)
                 names = {rank: str(self._workers[rank]) for rank in commands}
-                raise RestartError(describe_timeout(self._ask_status([*commands]), names, what, limit_s))
+                raise RestartError(describe_timeout(self._ask_status(names), names, what, limit_s))
             for rank, answer in self._poll(left_s):
                 if answer is None:
                     raise self.make_death_error(what)
@@ -258,7 +258,7 @@ class Workers:
             self._poll(left_s)
         return bool(self._lost)
 
-    def _ask_status(self, ranks: Sequence[int]) -> dict[int, m.Told]:
+    def _ask_status(self, ranks: Collection[int]) -> dict[int, m.Told]:
         for rank in ranks:
             self._workers[rank].send(m.Tell())
         told: dict[int, m.Told] = {}
@@ -278,9 +278,6 @@ class Workers:
         """End all, whatever they do."""
         for worker in self._workers.values():
             self._forget(worker.connection)
-        self._workers.clear()
-        self._lost.clear()
-        self._was_idle = False
         self._processes.end_all()
         self._begin()
 
