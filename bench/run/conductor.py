@@ -7,24 +7,39 @@ the attempt, for another process has to start it again.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
+
+import msgspec
 
 from ..common.cli import get_message_prefix, print_message
 from ..common.console import Console
 from ..common.errors import ExitCode, UsageError
 from ..common.process import ignore_signals, raise_on_signals
-from ..common.text import escape_controls
+from ..common.text import escape_controls, format_list
+from ..common.turns import get_interleaved_id
+from ..machine.launch import read_parent_command, write_launched_command
 from ..machine.load import read_load_average
+from ..machine.manifest import Manifest
+from ..machine.provenance import describe_run
 from ..plan import sweep as plan
+from ..plan.case import Case
 from ..plan.settings import Settings
 from ..results.recorder import Recorder
 from ..results.store import read_manifest
+from ..worker import messages as m
 from ..worker.facts import Begun
-from .begin import begin_ranks, check_alike, make_manifest
 from .close import STOPPED_BY_ERROR, RunOptions, close_broken_run, close_run
-from .failures import MAX_IDLE_ATTEMPTS, Failure, RestartError, compute_progress, is_stuck
+from .failures import (
+    MAX_IDLE_ATTEMPTS,
+    START_TIMEOUT_S,
+    Failure,
+    RestartError,
+    compute_progress,
+    is_stuck,
+)
 from .job import Job, plan_on_workers
 from .open_folder import assign_fault, begin_attempt, check_same, open_run
 from .rounds import Rounds
@@ -124,7 +139,7 @@ class Conductor:
             begin_attempt(recorder, oom_kills)
             return recorder
         how = self._how
-        manifest = make_manifest(job, how.arguments, begun, load_before=self._load_before)
+        manifest = make_manifest(job, how.arguments, begun, self._load_before)
         if how.resume is not None:
             check_same(how.resume, read_manifest(how.resume), manifest)
         self._recorder, _, notes = open_run(job.settings, job.plan, manifest, oom_kills, resume=how.resume)
@@ -182,3 +197,65 @@ class Conductor:
         if self._recorder is not None:
             self._close_files("interrupted", ExitCode.INTERRUPTED)
         return ExitCode.INTERRUPTED
+
+
+def begin_ranks(workers: Workers, job: Job, cases: Sequence[Case], num_ranks: int) -> list[Begun]:
+    """Have the first `num_ranks` take their devices and meet, for these cases. Raises RestartError."""
+    there = workers.launched
+    begin = m.Begin(
+        settings=job.settings,
+        num_outputs=job.inspected.num_outputs,
+        cases=tuple(cases),
+        world_size=num_ranks,
+        local_world_size=min(there.local_world_size, num_ranks) if there else num_ranks,
+        meeting=workers.name,
+        port=workers.store_port,
+    )
+    # Each is told of its own host: told of all, they would take memory with the square of their number.
+    everyone = {
+        rank: msgspec.structs.replace(
+            begin, seen=tuple(one for one in job.seen if one.host == workers.hosts[rank])
+        )
+        for rank in range(num_ranks)
+    }
+    return [*workers.ask_workers(everyone, "start-up", START_TIMEOUT_S).values()]
+
+
+def make_manifest(
+    job: Job,
+    arguments: Sequence[str],
+    begun: Sequence[Begun],
+    load_before: float | None,
+) -> Manifest:
+    """Describe for manifest.json a run that begins on the workers that have `begun`, by rank."""
+    machines = [one.machine for one in begun if one.machine is not None]
+    settings, inspected = job.settings, job.inspected
+    return describe_run(
+        machines,
+        [one.place for one in begun],
+        inspected.versions,
+        name=settings.name,
+        interleaved_id=get_interleaved_id(),
+        command=write_launched_command(os.environ, read_parent_command(), *arguments),
+        settings=settings,
+        plan_hash=plan.hash_plan(job.plan),
+        workload=inspected.workload,
+        model=inspected.model,
+        load_before=load_before,
+    )
+
+
+def check_alike(found: Sequence[Begun]) -> None:
+    """Raise UsageError with every difference between hosts; the first rank of each speaks for it."""
+    hosts = {str(one.machine.host): one.conditions for one in found if one.machine is not None}
+    differences = []
+    for name in dict.fromkeys(name for told in hosts.values() for name in told):
+        values: dict[str, list[str]] = {}
+        for host, told in hosts.items():
+            values.setdefault(told.get(name, "none"), []).append(host)
+        if len(values) > 1:
+            differences.append(
+                ", ".join(f"{format_list(h, 1)}: {name} {value}" for value, h in values.items())
+            )
+    if differences:
+        raise UsageError(f"the hosts differ: {'; '.join(differences)}; make them alike or leave some out")

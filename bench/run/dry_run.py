@@ -17,7 +17,7 @@ from ..plan.settings import AXES, format_value
 from ..results.case_result import CaseResult
 from ..stats.fit import MIN_ROUNDS
 from ..worker import messages as m
-from .begin import begin_ranks
+from .conductor import begin_ranks
 from .failures import START_TIMEOUT_S
 from .job import Job
 from .schedule import INSTRUMENTED, SHARES, draw_round_order, list_passes

@@ -16,7 +16,7 @@ from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.machine.conditions import UNKNOWN, Question, find_differences, select_required
 from ddp_bench.bench.machine.host import describe_machine, select_environment
 from ddp_bench.bench.machine.manifest import Cgroup, RankPlace
-from ddp_bench.bench.run.begin import check_alike
+from ddp_bench.bench.run.conductor import check_alike
 from ddp_bench.bench.worker import stores as module
 from ddp_bench.bench.worker.facts import Begun
 
