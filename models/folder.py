@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, DistributedSampler, default_collate
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_collate
 from torchvision import transforms
 from torchvision.datasets.folder import (
     IMG_EXTENSIONS,
@@ -62,8 +62,6 @@ class Images(DatasetFolder):  # type: ignore[misc]  # torchvision has no types
 
     samples: list[tuple[str, int]]
     classes: list[str]
-    gate: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    """Gate that each image is loaded through."""
 
     def __init__(self, folder: Path, image_size: int) -> None:
         if not folder.is_dir():
@@ -92,8 +90,7 @@ class Images(DatasetFolder):  # type: ignore[misc]  # torchvision has no types
 
     def __getitem__(self, index: int) -> Sample:
         try:
-            with self.gate:
-                found: Sample = super().__getitem__(index)
+            found: Sample = super().__getitem__(index)
         except _DECODE_ERRORS as exc:
             return Unreadable(_describe_unreadable(self.samples[index][0], exc))
         return found
@@ -160,6 +157,20 @@ class _Gate:
             self._door.release()
 
 
+class _Gated(Dataset[Sample]):
+    """Images that are loaded one by one through a gate."""
+
+    def __init__(self, images: Images, gate: _Gate) -> None:
+        self._images, self._gate = images, gate
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> Sample:
+        with self._gate:
+            return self._images[index]
+
+
 class FolderSource(BatchSource):
     """Batches of a rank's shard, epoch after epoch, each in a new order."""
 
@@ -179,10 +190,9 @@ class FolderSource(BatchSource):
             images, world_size, rank, shuffle=True, seed=seed, drop_last=True
         )
         self._gate = _Gate(num_workers) if num_workers else None
-        images.gate = self._gate or images.gate
         self.num_ahead = PREFETCH_FACTOR * num_workers
         loader: DataLoader[Sample] = DataLoader(
-            images,
+            images if self._gate is None else _Gated(images, self._gate),
             batch_size=batch_size,
             sampler=sampler,
             num_workers=num_workers,
