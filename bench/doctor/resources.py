@@ -14,18 +14,7 @@ from ..common.cli import format_command, get_message_prefix
 from ..machine import host as machine
 from ..machine.host import CPUS, read_number, read_text
 from ..machine.load import MAX_BUSY, MAX_STEAL
-from .host import (
-    SEVERITY,
-    UNKNOWN,
-    Check,
-    CheckResult,
-    Host,
-    Status,
-    find_worst,
-    grade_value,
-    make_result,
-    try_reading,
-)
+from .host import UNKNOWN, Check, CheckResult, Host, Status, find_worst, grade_value, make_result, try_reading
 
 CORES_PER_GPU = 2
 """A rank on a GPU keeps one core busy launching kernels, and NCCL's proxy thread beside it (NCCL user guide,
@@ -103,7 +92,8 @@ def check_cores(host: Host) -> CheckResult:
         what = f"{text}, hardware threads of {physical} cores: two devices can share one core"
         advice = f"{format_command('run', '--gpus', str(physical))} takes one thread of each core"
         found.append(CheckResult("caution", what, advice))
-    return max(found, key=lambda answer: SEVERITY.index(answer.status), default=CheckResult("ok", text))
+    worst = find_worst(answer.status for answer in found)
+    return next((answer for answer in found if answer.status == worst), CheckResult("ok", text))
 
 
 def _grade_room(num_cores: float, num_gpus: int) -> Status:

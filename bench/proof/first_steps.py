@@ -99,9 +99,9 @@ class FirstSteps:
                 copy_changed_weights(weights, self.start) if tells_frozen else copy_to_host(weights)
             )
             self.buffers = copy_to_host(self.trainer.mode.collect_buffers())
-            self.end()
+            self.close()
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Let random numbers go on as they will."""
         self.until_over.close()
         self.keeps = False

@@ -183,7 +183,7 @@ class Prover:
                     state=describe_state(mode.gather_state_dict()),
                 )
         finally:
-            steps.end()
+            steps.close()
             trainer.close()
 
     def _compare_case(self, with_plain: ReferenceCheck, found: Computed) -> ProofResult:

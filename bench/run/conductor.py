@@ -45,9 +45,6 @@ from .open_folder import assign_fault, begin_attempt, check_same, open_run
 from .rounds import Rounds
 from .workers import Workers
 
-STUCK_PROCESS = "a process does not end"
-"""Why a run ended; which one is said at its end."""
-
 
 class Conductor:
     """Conducts a run of what was `asked` for on `workers`."""
@@ -88,8 +85,12 @@ class Conductor:
                 code = self._run_attempt()
             except RestartError as lost:
                 self._console.hide_progress()
-                if (given_up := self._record_loss(lost)) is not None:
-                    return given_up
+                if self._workers.launched is not None:
+                    return self._leave_to_launcher(lost)
+                self._write_down(lost.failure)
+                self._workers.end_at_once()
+                if self._workers.stuck:  # it may go on to compute, beside what would be measured
+                    return self._close_files("a process does not end", ExitCode.NOT_MEASURED)
                 progress.append(self._read_progress())
                 if is_stuck(progress):
                     why = lost.failure.reason if lost.failure else "the workers cannot go on"
@@ -149,16 +150,6 @@ class Conductor:
 
     def _read_progress(self) -> tuple[int, ...]:
         return () if self._recorder is None else compute_progress(self._recorder.journal.state)
-
-    def _record_loss(self, lost: RestartError) -> int | None:
-        """Write down what ended this attempt; the exit code, or None where the next attempt goes on here."""
-        if self._workers.launched is not None:
-            return self._leave_to_launcher(lost)
-        self._write_down(lost.failure)
-        self._workers.end_at_once()
-        if self._workers.stuck:  # it may go on to compute, beside what would be measured
-            return self._close_files(STUCK_PROCESS, ExitCode.NOT_MEASURED)
-        return None
 
     def _leave_to_launcher(self, lost: RestartError) -> int:
         self._write_down(lost.failure)

@@ -56,7 +56,6 @@ class Workers:
         self.launched = launched
         self._processes = processes
         self.stuck = processes.stuck
-        """Processes that do not end, though they were killed."""
         self._selector = selectors.DefaultSelector()
         self._told_last: m.Commands = {}
         self.store_port = 0
@@ -148,9 +147,8 @@ class Workers:
 
     def ask_worker(self, rank: int, command: m.Command[T], what: str, limit_s: float) -> T:
         """Return the answer of one worker, outside all cases. Raises UsageError, RestartError."""
-        if rank != INSPECTOR_RANK:
-            return self.ask_workers({rank: command}, what, limit_s)[rank]
-        self._start([INSPECTOR_RANK])
+        if rank == INSPECTOR_RANK:
+            self._start([rank])
         try:
             return self.ask_workers({rank: command}, what, limit_s)[rank]
         finally:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import torch
 import torch.distributed as dist
 
@@ -29,7 +30,7 @@ from ..plan.settings import ResolvedSettings
 from ..proof.first_steps import FirstSteps
 from ..proof.judge import PROOF_STEPS
 from ..proof.proof import Prover
-from ..results.block_times import DEVICE_ALLOCS, BlockTimes, ProofResult
+from ..results.block_times import DEVICE_ALLOCS, BlockTimes
 from .facts import Prepared
 
 MIN_WARMUP_STEPS = 3
@@ -75,8 +76,6 @@ class PreparedCase:
     memory: MemoryWatch
     stages: Stages | None = None
     layout: BucketLayout | None = None
-    first: FirstSteps | None = None
-    """Results of the first steps, until they are compared."""
 
     @contextlib.contextmanager
     def enter_training(self) -> Iterator[None]:
@@ -85,21 +84,27 @@ class PreparedCase:
         with mode.explain_errors(), mode.set_compiler(), self.trainer.load_ahead():
             yield
 
-    def close(self) -> None:
-        if self.first is not None:  # it failed; the next case is compiled as it asks
-            self.first.end()
-        self.trainer.close()
+    def warm_up(self, least_s: float, *, proves: bool) -> Prepared:
+        """Train until it is warm, `least_s` at least; then, if it `proves`, compare the first steps.
 
-    def warm_up(self, least_s: float, *, compares: bool) -> Prepared:
-        """Train until it is warm, `least_s` at least. Raises what the model raises.
-
-        `compares`: whether `compare` follows.
+        Raises what the model raises, and ProofError where they are not the plain module's.
         """
-        case, trainer, prover, mode = self.case, self.trainer, self.shared.prover, self.trainer.mode
+        case, prover = self.case, self.shared.prover
         part = case.get_part(self.shared.place.rank)
-        self.first = first = FirstSteps(
-            case, trainer, prover.maker.seed, part, keeps=compares, start=prover.maker.start
+        first = FirstSteps(
+            case, self.trainer, prover.maker.seed, part, keeps=proves, start=prover.maker.start
         )
+        # After a failure, too, the next case is compiled as it asks.
+        with contextlib.closing(first), self.enter_training():
+            found = self._train_until_warm(least_s, first)
+        if not proves:
+            return found
+        return msgspec.structs.replace(
+            found, update=prover.prove_update(first, prover.make_subject(case, self.stages))
+        )
+
+    def _train_until_warm(self, least_s: float, first: FirstSteps) -> Prepared:
+        case, trainer, prover, mode = self.case, self.trainer, self.shared.prover, self.trainer.mode
         num_least, compiling = MIN_WARMUP_STEPS, [] if case.compile == "off" else [CompileWatch()]
         if compiling and first.keeps and prover.draws:
             # What is timed draws as the compiler would, which no eager module does: it is compiled anew.
@@ -111,7 +116,7 @@ class PreparedCase:
         while len(steps) < num_least or not self._is_warm(steps, least_s):
             steps += run_block(trainer.step, 1, self.shared.clock).steps_ms
             first.note_step()
-        first.end()
+        first.close()
         compilation = compiling[-1].count_compiled() if compiling else None
         memory = self.memory.measure_rise()
         trainer.check_loss()
@@ -135,13 +140,6 @@ class PreparedCase:
         return (
             value if self.group is None else find_longest((value,), self.group, self.shared.place.device)[0]
         )
-
-    def compare(self) -> ProofResult:
-        """Show that the first steps trained as the plain module. Raises ProofError."""
-        first, self.first = self.first, None
-        assert first is not None  # it has been warmed up
-        prover = self.shared.prover
-        return prover.prove_update(first, prover.make_subject(self.case, self.stages))
 
     def measure(self, phase: str, steps: int) -> BlockTimes:
         """Measure a block of `phase`, of `steps` steps where it is steps alone."""

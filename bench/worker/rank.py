@@ -203,22 +203,19 @@ class Rank:
         case, group, prover = asked.case, self._find_group(asked), self._prover
         require_compiler(case, self.place.device)
         stages = prover.splitter.make_stages(case, prover.make_subject(case).peers, asked.by_device)
-        gradients = update = None
+        gradients = None
         if asked.proves:
             shown = prover.prove(case, group, stages)
             effect = prover.split_effect.measure_effect(prover.make_subject(case, stages))
             gradients = dataclasses.replace(shown, split_effect=effect)
         live = self._live[asked.index] = build(case, group, self._shared, stages)
-        with live.enter_training():
-            found = live.warm_up(asked.least_s, compares=asked.proves)
-        if asked.proves:
-            update = live.compare()
-        return replace(found, by_device=stages and stages.by_device, gradients=gradients, update=update)
+        found = live.warm_up(asked.least_s, proves=asked.proves)
+        return replace(found, by_device=stages and stages.by_device, gradients=gradients)
 
     def _drop_case(self, asked: m.Settle) -> None:
         wait_for_work(self._groups.get(asked.group), self.place.device)
         if asked.index is not None and (live := self._live.pop(asked.index, None)) is not None:
-            live.close()
+            live.trainer.close()
         gc.collect()
         release_memory(self.place.device)
 

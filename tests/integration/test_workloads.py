@@ -29,13 +29,12 @@ def outcome(workload, mode="ddp", **settings):
             shown = prover.prove(case, group)
             shared = held_case.Shared(place=cluster.place, settings=run, clock=Clock(), prover=prover)
             live = held_case.build(case, group, shared, None)
-            live.warm_up(0.0, compares=True)
-            update = live.compare()
+            update = live.warm_up(0.0, proves=True).update
     except (ProofError, Unsupported) as error:
         return f"{type(error).__name__}: {error}"
     finally:
         if live is not None:
-            live.close()
+            live.trainer.close()
     doubt = shown.not_proved or update.not_proved
     return doubt.reason if doubt else update.inconclusive_reason or [shown.error, update.error]
 """
@@ -91,7 +90,7 @@ def by_the_mode(workload, num_steps):
         live = held_case.build(case, everyone, shared, None)
         for _ in range(num_steps):
             live.trainer.step()
-        live.close()
+        live.trainer.close()
     return [one.detach() for one in live.trainer.mode.module.parameters()]
 def trains_as_plain_ddp(workload):
     pairs = zip(by_the_mode(workload, 3), by_plain_ddp(workload, 3), strict=True)

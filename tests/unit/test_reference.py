@@ -1,5 +1,6 @@
 """What a case's parameters have to be, and when its first steps count as proven."""
 
+import contextlib
 import math
 from dataclasses import replace
 from statistics import fmean
@@ -10,10 +11,10 @@ import pytest
 import torch
 from torch import _inductor, nn
 
+from ddp_bench.bench.measure.clock import Clock
 from ddp_bench.bench.measure.faults import PeerFailedError, PeerFullError
 from ddp_bench.bench.modes import Stages
 from ddp_bench.bench.modes.base import SingleMode
-from ddp_bench.bench.modes.compiled import draw_as_eager
 from ddp_bench.bench.plan.case import BatchSplit, split_batch
 from ddp_bench.bench.plan.case_settings import COMM_HOOKS
 from ddp_bench.bench.plan.settings import PRECISIONS
@@ -411,7 +412,7 @@ def watched(scales, **settings):
     first = FirstSteps(case_of(**settings), trainer, seed=0, part=0)
     for _ in scales[1:]:
         first.note_step()
-    first.end()
+    first.close()
     assert not {"_train", "_propagate"} & vars(trainer).keys(), "the class's own methods show again"
     return first
 
@@ -433,12 +434,19 @@ def test_the_first_steps_that_are_taken_are_proven(scales, settings, num_taken):
 
 
 def test_a_case_that_fails_in_its_first_steps_leaves_the_compiler_as_it_was():
-    trainer = Steps([1.0, 1.0])
-    trainer.close = lambda: None
-    first = FirstSteps(case_of(), trainer, seed=0, part=0)
-    first.until_over.enter_context(draw_as_eager())
-    assert _inductor.config.fallback_random
-    PreparedCase(case_of(), None, None, trainer, None, first=first).close()
+    trainer, seen = Steps([1.0, 1.0]), []
+
+    def fail():
+        seen.append(_inductor.config.fallback_random)
+        raise RuntimeError("late bug")
+
+    trainer.step, trainer.load_ahead = fail, contextlib.nullcontext
+    prover = SimpleNamespace(draws=True, maker=SimpleNamespace(seed=0, start={}))
+    shared = SimpleNamespace(prover=prover, clock=Clock(), place=SimpleNamespace(rank=0))
+    case = PreparedCase(case_of(compile="default"), None, shared, trainer, None)
+    with pytest.raises(RuntimeError, match="late bug"):
+        case.warm_up(0.0, proves=True)
+    assert seen == [True]
     assert not _inductor.config.fallback_random
 
 
