@@ -100,16 +100,15 @@ class Mode:
         # A list, for an author may go through the parameters twice.
         return make(list(self.module.parameters()))
 
-    def set_compiler(self) -> contextlib.AbstractContextManager[None]:
-        """Within it, whatever a step compiles is compiled as the case asks; for whole blocks of steps."""
-        return contextlib.nullcontext()
-
     def read_bucket_layout(self) -> BucketLayout | None:
         """The gradient buckets in use; None where the mode has none."""
         return None
 
-    def explain_errors(self) -> contextlib.AbstractContextManager[None]:
-        """Within it, an error of a step that the mode knows is raised as what it means, and what helps."""
+    def enter_steps(self) -> contextlib.AbstractContextManager[None]:
+        """Within it are whole blocks of steps: what they compile is compiled as the case asks.
+
+        An error that the mode knows is raised as what it means, and what helps.
+        """
         return contextlib.nullcontext()
 
     def stop_sampling(self) -> None:

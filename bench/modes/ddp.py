@@ -110,9 +110,6 @@ class DistributedMode(Mode):
         for layer in self._sync_batchnorms:
             vars(layer)["process_group"] = group  # past Module.__setattr__: this is within the timed block
 
-    def set_compiler(self) -> contextlib.AbstractContextManager[None]:
-        return set_optimize_ddp(self._case)
-
     def read_bucket_layout(self) -> BucketLayout:
         """The buckets that DDP's reducer reports, the rebuilt ones once it has rebuilt."""
         if self.ddp.logger is not None:
@@ -138,13 +135,15 @@ class DistributedMode(Mode):
             self.ddp.reducer.prepare_for_forward()
 
     @contextlib.contextmanager
-    def explain_errors(self) -> Iterator[None]:
-        """Name the parameters that a step did not use where DDP, which waits for them, refuses the next step.
+    def enter_steps(self) -> Iterator[None]:
+        """Compile as the case asks, and name the parameters that a step did not use.
 
-        Its error has their numbers. They may differ from step to step, which a static graph does not allow.
+        DDP waits for these, and its next step's error has their numbers. They may differ from step to step,
+        which a static graph does not allow.
         """
         try:
-            yield
+            with set_optimize_ddp(self._case):
+                yield
         except RuntimeError as error:
             if "mark a variable ready only once" in str(error):
                 raise UserCodeError(

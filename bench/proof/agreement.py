@@ -23,7 +23,7 @@ def find_differing_gradients(trainer: Trainer, peers: ProofGroup) -> tuple[str, 
     Every rank of the case calls it. Weights may differ, for local steps were measured; averages may not.
     """
     trainer.release_gradients()
-    with peers.join_ranks(), trainer.mode.set_compiler():
+    with peers.join_ranks(), trainer.mode.enter_steps():
         trainer.compute_gradients()
     named = dict(trainer.mode.module.named_parameters())
     sums = torch.stack([_compute_checksum(one.grad) for one in named.values()])

@@ -171,7 +171,7 @@ class Prover:
                 with torch.no_grad():
                     for buffer in filter(Tensor.is_floating_point, mode.module.buffers()):
                         buffer.add_(1)  # the first rank's have to come
-            with mode.explain_errors():
+            with mode.enter_steps():
                 with of.peers.join_ranks(), note_outside_calls(mode) as called:
                     trainer.step()
                 self.likely_cause = explain_misuse(called)

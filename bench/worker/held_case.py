@@ -80,8 +80,7 @@ class PreparedCase:
     @contextlib.contextmanager
     def enter_training(self) -> Iterator[None]:
         """Within it, the case trains: its batches load, compiled as asked, and errors say what helps."""
-        mode = self.trainer.mode
-        with mode.explain_errors(), mode.set_compiler(), self.trainer.load_ahead():
+        with self.trainer.mode.enter_steps(), self.trainer.load_ahead():
             yield
 
     def warm_up(self, least_s: float, *, proves: bool) -> Prepared:

@@ -46,7 +46,7 @@ def tried(**settings):
     module = move_and_compile(copy.deepcopy(plain), case, cluster.place.device)
     watch = CompileWatch()
     mode = build_mode(case, module, cluster.place, group)
-    with mode.set_compiler():
+    with mode.enter_steps():
         errors = [off(gradients(mode.wrapped, module), averaged) for _ in range(3)]
         found = watch.count_compiled()
         with mode.skip_communication():
