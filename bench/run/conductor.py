@@ -73,10 +73,7 @@ class Conductor:
         except UsageError as error:
             if self._recorder is None:
                 raise
-            self._console.hide_progress()
-            print_message(f"{error.label}: {error}")
-            self._finish(STOPPED_BY_ERROR)
-            return error.exit_code
+            return self._close_files(STOPPED_BY_ERROR, error.exit_code, f"{error.label}: {error}")
 
     def _run_attempts(self) -> int:
         progress: list[tuple[int, ...]] = [self._read_progress()]
@@ -94,7 +91,7 @@ class Conductor:
                 progress.append(self._read_progress())
                 if is_stuck(progress):
                     why = lost.failure.reason if lost.failure else "the workers cannot go on"
-                    said = f"gave up: {why}, {MAX_IDLE_ATTEMPTS} times in a row"
+                    said = f"error: gave up: {why}, {MAX_IDLE_ATTEMPTS} times in a row"
                     return self._close_files("the ranks died", ExitCode.NOT_MEASURED, said)
             else:
                 self._workers.end()
@@ -168,14 +165,11 @@ class Conductor:
         ignore_signals()
         self._console.hide_progress()
         if said or self._recorder is None:
-            print_message(f"error: {said or 'the ranks ended before the run began'}")
-        self._finish(why)
-        return code
-
-    def _finish(self, why: str) -> None:
-        """Nothing is written where another folder has come to the place of the run's."""
+            print_message(said or "error: the ranks ended before the run began")
+        # Nothing is written where another folder has come to the place of the run's.
         if self._recorder is not None and self._recorder.journal.is_in_place():
             close_broken_run(self._recorder.folder, why)
+        return code
 
     def _handle_interrupt(self) -> int:
         """After Ctrl-C, or after a launcher's signal, which may be about a worker that has died."""
