@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 VERDICTS = {0: "pass", 1: "regression", 3: "not comparable", 4: "not measured"}
-"""By exit code of the gate where it shows no result; any other is an error."""
+"""Verdicts by exit code of a gate that shows no result; any other code is an error."""
 
 HEADING = "## ddp-bench gate: "
 """Beginning of its result; the verdict follows."""
@@ -42,29 +42,29 @@ def main() -> int:
     out.mkdir(parents=True, exist_ok=True)
     workload = os.environ.get("WORKLOAD", "")
     of_run = [*(["--workload", workload] if workload else []), *shlex.split(os.environ["RUN"])]
-    code, said = gate(of_run, out / "sides")
+    code, said = run_gate(of_run, out / "sides")
     (out / "gate.md").write_text(said, encoding="utf-8")
-    verdict = verdict_of(code, said)
+    verdict = read_verdict(code, said)
     with Path(os.environ["GITHUB_OUTPUT"]).open("a", encoding="utf-8") as outputs:
         outputs.write(f"verdict={verdict}\nexit-code={code}\n")
-    number = pull_request()
+    number = read_pull_request()
     if os.environ.get("COMMENT") == "true" and number is not None:
         nothing = f"## ddp-bench gate: {verdict}\n\nNothing was compared; the log of the job says why."
-        comment(number, marker(of_run), said or nothing)
+        post_comment(number, make_marker(of_run), said or nothing)
     return 0 if verdict in CHOSEN and CHOSEN[verdict] not in fails_on else code
 
 
-def verdict_of(code: int, said: str) -> str:
-    """The first words of the gate's result, up to a comma or colon; without one what its exit code says."""
+def read_verdict(code: int, said: str) -> str:
+    """Read the first words of the gate's result, up to a comma or colon; without one, name its exit code."""
     if said.startswith(HEADING):
         return re.split("[,:]", said.removeprefix(HEADING), maxsplit=1)[0].strip().lower()
     return VERDICTS.get(code, "error")
 
 
-def gate(of_run: list[str], sides: Path) -> tuple[int, str]:
+def run_gate(of_run: list[str], sides: Path) -> tuple[int, str]:
     """Measure HEAD and its base in turns: the exit code, and the result as Markdown."""
-    base = os.environ.get("BASE") or first_parent()
-    commit = None if base is None else commit_of(base)
+    base = os.environ.get("BASE") or find_first_parent()
+    commit = None if base is None else find_commit(base)
     if commit is None:
         wrong = f"the clone lacks the base commit {base or ''}; give actions/checkout fetch-depth: 2"
         print(f"::error title=ddp-bench gate::{wrong}, or name another base")
@@ -76,38 +76,38 @@ def gate(of_run: list[str], sides: Path) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def first_parent() -> str | None:
-    """The first parent of HEAD, which a shallow clone knows by name only; None where it has none."""
-    lines = git("cat-file", "-p", "HEAD").splitlines()
+def find_first_parent() -> str | None:
+    """Find the first parent of HEAD, which a shallow clone knows by name only; None where it has none."""
+    lines = run_git("cat-file", "-p", "HEAD").splitlines()
     return next((line.removeprefix("parent ") for line in lines if line.startswith("parent ")), None)
 
 
-def commit_of(reference: str) -> str | None:
-    """The commit of a reference, fetched from origin where the clone lacks it; None where that fails."""
+def find_commit(reference: str) -> str | None:
+    """Find the commit of a reference, fetched from origin where the clone lacks it; None where that fails."""
     try:
-        return git("rev-parse", "--quiet", "--verify", f"{reference}^{{commit}}")
+        return run_git("rev-parse", "--quiet", "--verify", f"{reference}^{{commit}}")
     except subprocess.CalledProcessError:
         pass
     try:
-        git("fetch", "--quiet", "--no-tags", "--depth", "1", "origin", reference)
-        return git("rev-parse", "FETCH_HEAD")
+        run_git("fetch", "--quiet", "--no-tags", "--depth", "1", "origin", reference)
+        return run_git("rev-parse", "FETCH_HEAD")
     except subprocess.CalledProcessError:
         return None
 
 
-def git(*arguments: str) -> str:
-    """What git prints."""
+def run_git(*arguments: str) -> str:
+    """Run git and return what it prints."""
     return subprocess.check_output(["git", *arguments], text=True).strip()
 
 
-def pull_request() -> int | None:
-    """The number of the pull request that the job runs for; None for other events."""
+def read_pull_request() -> int | None:
+    """Read the number of the pull request that the job runs for; None for other events."""
     event = json.loads(Path(os.environ["GITHUB_EVENT_PATH"]).read_text(encoding="utf-8"))
     number: int | None = event.get("pull_request", {}).get("number")
     return number
 
 
-def marker(of_run: list[str]) -> str:
+def make_marker(of_run: list[str]) -> str:
     """Make the unseen line that the comment begins with: the next gate of this job replaces it.
 
     Each entry of a matrix and each list of arguments has a comment of its own.
@@ -116,23 +116,23 @@ def marker(of_run: list[str]) -> str:
     return f"<!-- ddp-bench gate {hashlib.sha256(' '.join(of_job).encode()).hexdigest()[:16]} -->"
 
 
-def comment(number: int, first_line: str, text: str) -> None:
+def post_comment(number: int, first_line: str, text: str) -> None:
     """Write the comment, or write it anew; where that fails a line says so, the job's summary has it all."""
     of_issue = f"repos/{os.environ['GITHUB_REPOSITORY']}/issues"
     body = json.dumps({"body": f"{first_line}\n{text}"[:MOST_CHARACTERS]})
     ours = f".[] | select(.body | startswith({json.dumps(first_line)})) | .id"
     try:
-        found = gh(f"{of_issue}/{number}/comments?per_page=100", "--paginate", "--jq", ours).split()
+        found = run_gh(f"{of_issue}/{number}/comments?per_page=100", "--paginate", "--jq", ours).split()
         if found:
-            gh(f"{of_issue}/comments/{found[0]}", "--method", "PATCH", "--input", "-", content=body)
+            run_gh(f"{of_issue}/comments/{found[0]}", "--method", "PATCH", "--input", "-", content=body)
         else:
-            gh(f"{of_issue}/{number}/comments", "--method", "POST", "--input", "-", content=body)
+            run_gh(f"{of_issue}/{number}/comments", "--method", "POST", "--input", "-", content=body)
     except (OSError, subprocess.SubprocessError) as error:
         said = (getattr(error, "stderr", None) or f"{error}").strip().splitlines() or ["gh failed"]
         print(f"no comment was written, the job's summary has the result: {said[-1]}", file=sys.stderr)
 
 
-def gh(*arguments: str, content: str | None = None) -> str:
+def run_gh(*arguments: str, content: str | None = None) -> str:
     """Return what GitHub's API answers by gh. Raises OSError without gh, SubprocessError where it refuses."""
     done = subprocess.run(
         ["gh", "api", *arguments], input=content, capture_output=True, text=True, check=True, timeout=60

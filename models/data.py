@@ -61,7 +61,7 @@ class DeviceSource(BatchSource):
         self._is_changed = False
 
     def get_batch(self) -> Batch:
-        """The batch in containers of its own; first a copy, to see whether it is changed in place."""
+        """Return the batch in containers of its own; first a copy, to see whether it is changed in place."""
         if self._lent:
             self._is_changed, self._lent = any(one._version for one in self._lent), []
         if self._lent is None or self._is_changed:

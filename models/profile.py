@@ -76,7 +76,7 @@ def count_outputs(workload: Workload) -> int | None:
 
 
 def _forward(workload: Workload) -> tuple[nn.Module, object, FlopCounterMode | None]:
-    """The module, and outputs and FLOPs of one forward in eval mode: on the meta device, or else on the CPU.
+    """Return the module, and outputs and FLOPs of one forward in eval mode, on meta, or else on the CPU.
 
     Both are None where it runs on neither.
     """

@@ -73,7 +73,7 @@ def make_resnet_workload(arch: str, image_size: int) -> Workload:
 
 
 def make_workload(settings: Settings, num_outputs: int | None = None) -> Workload:
-    """The workload of a run, a module of the user's or a built-in one. Raises UsageError.
+    """Make the workload of a run, a module of the user's or a built-in one. Raises UsageError.
 
     `num_outputs` as in `load_workload`.
     """
@@ -124,7 +124,7 @@ def load_workload(spec: str, image_size: int, num_outputs: int | None = None) ->
 
 
 def draw_images(batch_size: int, generator: torch.Generator, *, image_size: int, num_classes: int) -> Batch:
-    """Normal noise (batch_size, 3, image_size, image_size) and uniform classes (batch_size,)."""
+    """Draw normal noise (batch_size, 3, image_size, image_size) and uniform classes (batch_size,)."""
     images = torch.randn(batch_size, 3, image_size, image_size, generator=generator)
     return images, torch.randint(num_classes, (batch_size,), generator=generator)
 

@@ -62,7 +62,7 @@ def has_fused_optimizer(workload: Workload) -> bool:
 def _fuse_optimizer(
     make: Callable[[Iterable[nn.Parameter]], Optimizer], parameters: Iterable[nn.Parameter]
 ) -> Optimizer:
-    """The workload's own optimizer, with what its hooks know of it, set to fused kernels."""
+    """Return the workload's own optimizer, with what its hooks know of it, set to fused kernels."""
     made, chosen = make(parameters), {"fused": True, "foreach": False}
     for group in (made.defaults, *made.param_groups):
         group.update(chosen)

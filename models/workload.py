@@ -217,7 +217,7 @@ def _has_rows(batch: Batch, number: int) -> bool:
 
 
 def make_result_error(workload: Workload, field: str, result: object) -> UsageError:
-    """The error of a function of the workload that returned something else than it should."""
+    """Make the error of a function of the workload that returned something else than it should."""
     returned = f"`{field}` of workload {workload.name} returned {describe(result)}"
     return UsageError(f"{returned}; it is called as {EXPECTED[field]}")
 

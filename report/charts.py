@@ -94,7 +94,7 @@ def draw_scaling(workload: WorkloadCases, faster: Collection[str] = (), *, key: 
     ends = [(found, line.label) for line in lines for found in line.marks if found.x == most]
     ends.sort(key=lambda end: -end[0].estimate)
     said = "; ".join(f"{label} {found.written}" for found, label in ends)
-    not_drawn = "Emulated DP is not drawn: its speed says nothing of DP on GPUs."
+    not_drawn = "Emulated DP is not drawn: it is not comparable with DP on GPUs."
     stands_in = any(case.is_stand_in for case in workload.cases)
     return draw_over_devices(
         lines,
@@ -154,10 +154,10 @@ def draw_against_default(
         title="Against DDP's default",
         caption=f"On {count} "
         + (compared if math.isfinite(first.low) else "there are too few rounds to compare."),
-        note="Right of the line is faster; a bar within the shaded band counts as equal, by the margin of "
+        note="Right of the line is faster; a bar within the shaded band differs by less than the margin of "
         f"{100 * margin:g}%." + ("" if here == "cap default" else f" Default here: {here or 'defaults'}."),
         terms=("Against DDP's default", "Cap"),
-        x_label=f"throughput over DDP's default on {count}\nshaded: within {100 * margin:g}% counts as equal",
+        x_label=f"throughput over DDP's default on {count}\nshaded: within the margin of {100 * margin:g}%",
     )
 
 

@@ -97,7 +97,7 @@ def make_page(
         drawn = (
             charts.draw_scaling(workload, {one.faster_id for one in conclusion.verdicts}, key=key),
             charts.draw_against_default(workload, comparisons, key=key),
-            draw_breakdown(workload, comparisons, run.typical, key=key),
+            draw_breakdown(workload, comparisons, run, key=key),
         )
         over_time = charts.draw_drift(workload, run.times, key=key)
         for found, kept in ((drawn, figures), ((over_time,), rounds)):

@@ -24,8 +24,7 @@ from ..bench.page.drawing import (
 from ..bench.page.page import Figure
 from ..bench.results.case_result import CaseResult
 from ..bench.results.comparisons import FASTER, SLOWER, Comparison, select_unshared
-from ..bench.stats.fit import FittedSteps
-from ..bench.stats.interval import Interval
+from ..bench.results.store import RunData
 from .cases import WorkloadCases, find_headline_count, select_mode
 
 BACKWARD, EXPOSED, MIXED = "backward", "exposed communication", "backward with communication"
@@ -92,7 +91,7 @@ class Bar(NamedTuple):
 
 
 def draw_breakdown(
-    workload: WorkloadCases, comparisons: Sequence[Comparison], typical: FittedSteps, *, key: str
+    workload: WorkloadCases, comparisons: Sequence[Comparison], run: RunData, *, key: str
 ) -> Figure | None:
     """Draw a stacked bar per case; None without an anatomy pass.
 
@@ -112,7 +111,7 @@ def draw_breakdown(
         return None
     at = find_headline_count([case for case in workload.cases if case.mode == "ddp"])
     first = next((b for b in bars if b.case.mode == "ddp" and b.case.num_devices == at), bars[-1])
-    if (without := _remove_overlap(first, typical)) is not None:
+    if (without := _remove_overlap(first, run)) is not None:
         bars.insert(bars.index(first) + 1, without)
     longest = max(bar.total_ms for bar in bars)
     seen = {name for bar in bars for name, ms in bar.parts.items() if ms >= _MIN_VISIBLE * longest}
@@ -128,14 +127,14 @@ def draw_breakdown(
         "“Without overlap” is computed: the step under no_sync plus communication by itself."
         if without
         else "",
-        "Settings whose step is not known to differ from the default's are in the tables only."
+        "Settings that are not significantly different from the default are in the tables only."
         if len(bars) - bool(without) < len(every)
         else "",
     ]
     return Figure(
         key=f"{key}-anatomy",
         title="Where a step goes",
-        caption=_write_caption(first, without, typical),
+        caption=_write_caption(first, without, run),
         note=" ".join(filter(None, notes)),
         terms=tuple(term for part, term in _TERMS.items() if part in seen),
         height_pt=compute_bar_height(len(bars), len(labels)),
@@ -176,7 +175,7 @@ def get_step_parts(case: CaseResult) -> dict[str, float]:
     return {name: ms if name == EXPOSED else ms * factor for name, ms in found.items()}
 
 
-def _remove_overlap(bar: Bar, typical: FittedSteps) -> Bar | None:
+def _remove_overlap(bar: Bar, run: RunData) -> Bar | None:
     """Make the bar of the same step if nothing overlapped, of what was measured apart; None without it."""
     alone, local = bar.case.comm_ms, bar.case.get_interval("no_sync_step_ms")
     if bar.case.hidden_pct is None or alone is None or local is None or BACKWARD not in bar.parts:
@@ -185,8 +184,8 @@ def _remove_overlap(bar: Bar, typical: FittedSteps) -> Bar | None:
     parts = {name: ms * factor for name, ms in bar.parts.items()} | {ALONE: alone.estimate}
     in_order = {name: parts[name] for name in _LOOKS if name in parts and name != EXPOSED}
     columns = [(bar.case.case_id, phase) for phase in ("no_sync", "comm")]
-    whole = typical.estimate_total(dict.fromkeys(columns, 1.0)).compute_interval()
-    computed = Interval(sum(in_order.values()), whole.low, whole.high)
+    whole = run.typical.estimate_total(dict.fromkeys(columns, 1.0)).compute_interval()
+    computed = replace(whole, estimate=sum(in_order.values()))
     return Bar(replace(bar.case, step_ms=computed), in_order, ", without overlap")
 
 
@@ -242,7 +241,7 @@ def _fill(label: str) -> dict[str, Any]:
     return {"facecolor": COLOURS[colour], "hatch": hatch, "edgecolor": PAPER, "linewidth": 0}
 
 
-def _write_caption(bar: Bar, without: Bar | None, typical: FittedSteps) -> str:
+def _write_caption(bar: Bar, without: Bar | None, run: RunData) -> str:
     """Say which part of a bar takes most, and how it compares with the same step `without` overlap."""
     exposed, alone = bar.case.exposed_comm_ms, format_interval(bar.case.get_interval("dp_device0_pct"), "%")
     largest = max(bar.parts, key=lambda name: bar.parts[name])
@@ -253,7 +252,7 @@ def _write_caption(bar: Bar, without: Bar | None, typical: FittedSteps) -> str:
         share = "too few rounds to tell"
     said = f" Only device 0 works during {alone} of it." if alone else ""
     written = format_interval(exposed, "ms") or format_quantity(ms, "ms", 2)
-    hidden, contention = bar.case.hidden_pct, estimate_contention(bar.case, typical)
+    hidden, contention = bar.case.hidden_pct, estimate_contention(bar.case, run.typical)
     if without and (below or hidden is None or not hidden.is_clear_of(0.0)):
         said += " Whether overlap saves time is not known in this run."
     elif without and contention:
@@ -261,5 +260,5 @@ def _write_caption(bar: Bar, without: Bar | None, typical: FittedSteps) -> str:
         if contention.estimate > 0:
             said += f"contention, waiting and copies add {format_interval(contention, 'ms')}."
         else:
-            said += f"overlap saves {format_interval(Interval(0.0, 0.0, 0.0).subtract(contention), 'ms')}."
+            said += f"overlap saves {format_interval(contention.negate(), 'ms')}."
     return f"{label_case(bar.case)}: {name} {written}, {share}.{said}"

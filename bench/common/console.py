@@ -99,7 +99,7 @@ class Annotation(NamedTuple):
     text: str
 
     def format_command(self) -> str:
-        """The line by which a step hands it to GitHub."""
+        """Format the line by which a step hands it to GitHub."""
         title = _escape_text(self.title).replace(":", "%3A").replace(",", "%2C")
         return f"::{self.level} title={title}::{_escape_text(self.text)}"
 

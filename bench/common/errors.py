@@ -69,6 +69,6 @@ class NotComparableError(UsageError):
 
 
 class NothingToCompareError(NotComparableError):
-    """The baseline has nothing that the candidate could be held against."""
+    """The baseline has nothing to compare the candidate with."""
 
     label = "nothing to compare"

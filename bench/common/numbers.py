@@ -58,7 +58,7 @@ def format_interval(value: Interval | None, unit: str = "", factor: float = 1.0,
 
 
 def format_to_places(found: Interval, behind: int, unit: str = "") -> str:
-    """The same with so many decimal places, or with as many more as tell the ends from the estimate.
+    """Format the same with so many decimal places, or with as many more as tell the ends from the estimate.
 
     Of a ratio as `format_ratio` has it; without an interval that no place tells.
     """

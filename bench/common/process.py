@@ -71,19 +71,19 @@ def make_rank_variables(environment: Mapping[str, str], device_type: str) -> dic
 
 
 def get_host_name() -> str:
-    """This host's name; BENCH_HOST overrides it where several hosts share one machine."""
+    """Return this host's name; BENCH_HOST overrides it where several hosts share one machine."""
     return os.environ.get("BENCH_HOST") or socket.gethostname()
 
 
 def get_allowed_cores() -> tuple[int, ...]:
-    """The CPU cores that this process may use."""
+    """Return the CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
 
 
 def make_package_command(*arguments: str, python: str = sys.executable) -> list[str]:
-    """The command line of `ddp-bench arguments` that finds this package, in any folder.
+    """Make the command line of `ddp-bench arguments` that finds this package, in any folder.
 
     With `-m` and one of our modules as first arguments it runs that module.
     """
@@ -177,7 +177,7 @@ class Child(Protocol):
 
 
 def yield_exit_codes(runs: Sequence[Child]) -> Iterator[int]:
-    """The exit code of each run as it ends, however long that takes: runs have limits of their own.
+    """Yield the exit code of each run as it ends, however long that takes: runs have limits of their own.
 
     A signal interrupts it; what a run has left behind, with its pipes open, does not hold it up.
     """
@@ -193,7 +193,7 @@ def yield_exit_codes(runs: Sequence[Child]) -> Iterator[int]:
 
 
 def wait_or_kill(children: Sequence[Child], *, within_s: float) -> list[int | None]:
-    """The exit codes of processes; those that live after `within_s` seconds are killed, with their groups.
+    """Return the exit codes of processes; kill those that live after `within_s` seconds, with their groups.
 
     The one place that ends processes. None for one that does not end within KILLED_S of that: the kernel
     holds it, as for a file server or a driver that does not answer.

@@ -68,7 +68,7 @@ def escape_csv_cell(text: str) -> str:
 
 
 def decode_csv_cell(cell: str) -> str:
-    """The text of which `escape_csv_cell` made `cell`."""
+    """Return the text of which `escape_csv_cell` made `cell`."""
     if cell[:1] == "'" and _FORMULA.match(cell):
         cell = cell[1:]
     return _CODED.sub(_decode_escape, cell) if "\\" in cell else cell

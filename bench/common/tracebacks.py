@@ -25,7 +25,7 @@ _LIBRARY_FOLDERS = (
 
 
 def format_traceback(error: BaseException) -> str:
-    """The traceback of an error and of its causes; of more than `MAX_CHARACTERS` the middle is left out."""
+    """Format the traceback of an error and its causes; cut the middle of more than `MAX_CHARACTERS`."""
     try:
         text = "".join(traceback.format_exception(error))
     except Exception as broken:  # noqa: BLE001 - an error class of the user may do anything
@@ -34,7 +34,7 @@ def format_traceback(error: BaseException) -> str:
 
 
 def cut_traceback(text: str) -> str:
-    """A traceback, or stacks, without its middle where it is longer than `MAX_CHARACTERS`."""
+    """Return a traceback, or stacks, without its middle where it is longer than `MAX_CHARACTERS`."""
     if len(text) <= MAX_CHARACTERS:
         return text
     head = MAX_CHARACTERS // 4  # what raised stands at the end
@@ -55,7 +55,7 @@ def find_user_code(error: BaseException) -> str:
 
 
 def _yield_causes(one: TracebackException | None) -> Iterator[TracebackException]:
-    """An error, the first of those that it groups, then what it was raised from, and so on."""
+    """Yield an error, the first of those that it groups, then what it was raised from, and so on."""
     while one is not None:
         if one.exceptions:
             yield from _yield_causes(one.exceptions[0])
@@ -64,7 +64,7 @@ def _yield_causes(one: TracebackException | None) -> Iterator[TracebackException
 
 
 def get_message(error: BaseException) -> str:
-    """The message of an error, whose class may be the user's."""
+    """Return the message of an error, whose class may be the user's."""
     try:
         return str(error)
     except Exception:  # noqa: BLE001 - whatever __str__ raises
@@ -79,6 +79,6 @@ def is_users(path: str) -> bool:
 
 
 def shorten_path(path: str) -> str:
-    """A path relative to the current folder, or else its last two parts: no folder of a user's home."""
+    """Return a path relative to the current folder, or its last two parts: no folder of a user's home."""
     real, here = Path(os.path.realpath(path)), Path(os.path.realpath("."))
     return str(real.relative_to(here)) if real.is_relative_to(here) else str(Path(*real.parts[-2:]))

@@ -130,7 +130,7 @@ class TurnServer:
         return self._clients[-1]
 
     def _is_late(self) -> bool:
-        """True where a client beyond the expected number waits: `drop_client` of one that had connected."""
+        """Return whether a client beyond the expected number waits: `drop_client` of one that connected."""
         waiting, _, _ = select.select([self._listener], [], [], 0)
         return bool(waiting)
 
@@ -156,7 +156,7 @@ class TurnServer:
 
 @contextlib.contextmanager
 def serve_turns(num_clients: int, seed: int = 0) -> Iterator[TurnServer]:
-    """A server for as long as the context lasts."""
+    """Run a server for as long as the context lasts."""
     with (
         make_scratch_folder() as short,  # a Unix socket's path has room for 108 bytes only
         contextlib.closing(TurnServer(short / "turns", seed, num_clients)) as server,
@@ -165,7 +165,7 @@ def serve_turns(num_clients: int, seed: int = 0) -> Iterator[TurnServer]:
 
 
 def _receive_byte(client: socket.socket) -> bytes:
-    """The next byte; empty where the client has disconnected."""
+    """Receive the next byte; empty where the client has disconnected."""
     with contextlib.suppress(OSError):
         return client.recv(1)
     return b""

@@ -18,7 +18,7 @@ _DURATION_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def suggest_known(word: str, known: Iterable[str]) -> str:
-    """The tail of an error message: the nearest known word, then all of them."""
+    """Return the tail of an error message: the nearest known word, then all of them."""
     names = list(known)
     near = difflib.get_close_matches(word, names, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}? " if near else ""
@@ -26,7 +26,7 @@ def suggest_known(word: str, known: Iterable[str]) -> str:
 
 
 def make_choice_parser(known: Iterable[str]) -> Callable[[str], str]:
-    """A parser that takes one of `known`."""
+    """Make a parser that takes one of `known`."""
     names = tuple(known)
 
     def parse(text: str) -> str:
@@ -38,7 +38,7 @@ def make_choice_parser(known: Iterable[str]) -> Callable[[str], str]:
 
 
 def make_csv_parser(item: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
-    """A parser of comma-separated values without duplicates."""
+    """Make a parser of comma-separated values without duplicates."""
 
     def parse(text: str) -> tuple[T, ...]:
         parts = [part.strip() for part in text.split(",")]
@@ -62,12 +62,12 @@ def parse_option(key: str, parse: Callable[[str], T], text: str, *, where: str =
 
 
 def parse_positive_int(text: str) -> int:
-    """A whole number of at least 1."""
+    """Parse a whole number of at least 1."""
     return parse_whole_number(text, least=1)
 
 
 def parse_whole_number(text: str, *, least: int = 0) -> int:
-    """A whole number of at least `least`."""
+    """Parse a whole number of at least `least`."""
     if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < least:
         raise UsageError(f"{text!r} is not a whole number of at least {least}")
     return int(text)

@@ -120,7 +120,7 @@ def check_use(_: Host, gpu: Gpu) -> CheckResult:
 
 
 def _read_others_memory(gpu: Gpu) -> dict[int, int | None] | None:
-    """The memory in bytes of processes other than this one that compute or draw, by number."""
+    """Read the memory in bytes of processes other than this one that compute or draw, by number."""
     kinds = ("Compute", "Graphics")
     lists = [gpu.ask(f"nvmlDeviceGet{kind}RunningProcesses") for kind in kinds]
     if all(found is None for found in lists):

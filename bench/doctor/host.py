@@ -79,7 +79,7 @@ class Gpu:
     handle: Any
 
     def ask(self, names: str, *arguments: Any) -> Any:
-        """The answer of NVML's function (`new|old`); None where this GPU has none."""
+        """Return the answer of NVML's function (`new|old`); None where this GPU has none."""
         return ask_nvml(names, self.handle, *arguments)
 
     @property

@@ -11,7 +11,7 @@ FORMATS = "pytest-benchmark", "zip"
 
 
 def make_parser() -> cli.Parser:
-    """The command line."""
+    """Make the command line."""
     made = cli.Parser(
         "export",
         __doc__,

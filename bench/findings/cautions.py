@@ -289,7 +289,7 @@ def check_rounds(ok: Sequence[CaseResult], times: RoundTimes) -> Iterator[Cautio
 
 
 def select_answering(ok: Sequence[CaseResult]) -> set[str]:
-    """The cases that answers rest on, with `single`; none where nothing is compared."""
+    """Select the cases that answers rest on, with `single`; none where nothing is compared."""
     found = {case.case_id for _, group in label_variants(ok) for case in select_headline(group)}
     return found and found | {case.case_id for case in ok if case.mode == "single"}
 

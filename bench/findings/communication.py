@@ -184,7 +184,7 @@ def _describe_overlap(ddp: CaseResult, contention: Interval | None) -> str:
 def explain_ddp_step(
     ddp: CaseResult | None, run: RunData, *, has_straggler: bool, faster: Verdict | None = None
 ) -> StepExplanation | None:
-    """Say what the step of this DDP case consists of and what could be saved; None where neither is known.
+    """Say what the step of this DDP case consists of and what would save time; None where neither is known.
 
     `faster` is the answer that another setting is faster and trains the same. A saving has an interval above
     0 and at least `MIN_SHARE` of the step; savings may overlap.

@@ -133,7 +133,7 @@ def name_case(case: CaseResult) -> str:
 
 
 def name_case_parts(case: CaseResult) -> tuple[str, str]:
-    """The two parts of a case's name: `DDP on 2 GPUs`, `bucket_cap_mb=1`; the second may be empty."""
+    """Return the two parts of a case's name: `DDP on 2 GPUs`, `bucket_cap_mb=1`; the second may be empty."""
     changed = name_settings(
         ({} if case.compile == "off" else {"compile": case.compile}) | case.list_changed()
     )

@@ -150,7 +150,7 @@ def check_out_both(
 
 
 def find_package_repository() -> Path:
-    """The repository of ddp-bench, whose commits the built-in models change with.
+    """Find the repository of ddp-bench, whose commits the built-in models change with.
 
     Raises UsageError where this code is installed, or is called from within another repository.
     """
@@ -163,7 +163,7 @@ def find_package_repository() -> Path:
 
 
 def find_workload_file(module: str) -> Path:
-    """The file that a run here would import `module` from; nothing is imported. Raises UsageError without."""
+    """Find the file that a run here would import `module` from, without importing. Raises UsageError."""
     top, *parts = module.split(".")
     folders = [str(Path.cwd()), *sys.path]
     found = next((spec for one in sys.meta_path if (spec := one.find_spec(top, folders))), None)
@@ -177,7 +177,7 @@ def find_workload_file(module: str) -> Path:
 
 
 def find_comparable_repository(workload: str, file: Path) -> Path:
-    """The repository with a workload's file. Raises UsageError where no two commits of it can be compared."""
+    """Find the repository of a workload's file. Raises UsageError where two commits cannot be compared."""
     if any(file.is_relative_to(folder) for folder in PACKAGE_FOLDERS):
         raise UsageError(f"--workload {workload} is ddp-bench's own; leave it out to compare its commits")
     top = find_repository_with(file)
@@ -194,7 +194,7 @@ def find_comparable_repository(workload: str, file: Path) -> Path:
 
 
 def move_folder(folder: Path, top: Path, place: Path) -> Path:
-    """The same folder in the checkout `place` of the repository at `top`; one elsewhere stays.
+    """Return the same folder in the checkout `place` of the repository at `top`; one elsewhere stays.
 
     So does one in the checkout, which may be in a folder for temporary files of the repository.
     """
@@ -205,7 +205,7 @@ def move_folder(folder: Path, top: Path, place: Path) -> Path:
 
 
 def move_python_path(roots: Iterable[Path], top: Path, place: Path, *, python_path: str) -> str:
-    """A PYTHONPATH that imports from the checkout `place` what is now imported from the repository at `top`.
+    """Return a PYTHONPATH that imports from the checkout `place` instead of the repository at `top`.
 
     `roots`, where the workload is imported from, come first; then `python_path`, the present value, and what
     else on this interpreter's path lies in the repository. What git does not track, such as an environment,
@@ -241,7 +241,7 @@ def check_loaded(baseline: Manifest, top: Path, place: Path) -> None:
 
 @contextlib.contextmanager
 def make_worktree(top: Path, reference: str) -> Iterator[Path]:
-    """The repository at `top` at a git reference, in a worktree of its own that is gone afterwards.
+    """Make the repository at `top` at a git reference, in a worktree of its own that is gone afterwards.
 
     Raises UsageError where git does not know the reference.
     """

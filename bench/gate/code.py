@@ -67,7 +67,7 @@ class Code:
         return f"both sides import identical code: {what}"
 
     def to_record(self) -> dict[str, Any]:
-        """The same for a program; what a manifest does not tell is left out."""
+        """Return the same for a program; what a manifest does not tell is left out."""
 
         def select_facts(side: Manifest) -> dict[str, Any]:
             workload = structs.replace(side.workload or WorkloadCode(), files={})
@@ -86,7 +86,7 @@ def check_one_code(launches: Sequence[Manifest]) -> None:
 
 
 def _get_content_hash(manifest: Manifest) -> str | None:
-    """The hash of the user's code that a run imported; None without such code, or where it is not told."""
+    """Return the hash of the user's code that a run imported; None where there is none or it is unknown."""
     return manifest.workload.code_sha256 if manifest.workload else None
 
 

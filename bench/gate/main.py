@@ -15,7 +15,7 @@ DEFAULT_LAUNCHES = (6, 8, 12, 24)
 
 
 def make_parser() -> cli.Parser:
-    """The command line."""
+    """Make the command line."""
     made = cli.Parser(
         "gate",
         "Say whether training became slower: compare two existing runs, or measure two commits or "

@@ -22,7 +22,7 @@ from .wording import format_change, name_unit
 
 
 def render_markdown(gate: Gate, baseline: GateRun, candidate: GateRun) -> str:
-    """The same for a job summary or a pull-request comment, what was decided first."""
+    """Render the same for a job summary or a pull-request comment, what was decided first."""
     made = make_page(gate, baseline, candidate)
     heading = f"{get_message_prefix('gate')}: {describe_verdict(gate)}"
     return render.render_markdown(replace(made, heading=heading))

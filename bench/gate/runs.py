@@ -81,7 +81,7 @@ def read_run(path: Path) -> GateRun:
 
 
 def check_run(run: RunData) -> GateRun:
-    """The cases of a loaded run. Raises UsageError where cases.csv or blocks.csv lacks some of the other."""
+    """Return the cases of a loaded run. Raises UsageError where cases.csv and blocks.csv disagree."""
     _check(run)
     cases = run.results
     with report_read_errors(run.path / "blocks.csv"):
@@ -175,7 +175,7 @@ def _merge_case(cases: Sequence[GateCase]) -> GateCase:
 
 
 def join_rounds(launches: Sequence[ByRound]) -> ByRound:
-    """The rounds of all launches as those of one, none of them alike in number."""
+    """Join the rounds of all launches as those of one, none of them alike in number."""
     return {i * LAUNCH_OFFSET + r: value for i, rounds in enumerate(launches) for r, value in rounds.items()}
 
 

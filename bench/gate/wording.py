@@ -36,7 +36,7 @@ def name_unit(c: Change) -> str:
 
 
 def format_change(c: Change) -> str:
-    """The candidate against the baseline: `-16% (-20 to -13)`; empty where they were not compared."""
+    """Format the candidate against the baseline: `-16% (-20 to -13)`; empty where they were not compared."""
     if c.ratio is None:
         return ""
     estimate, low, high = _format_percents(c.ratio, sign="+")
@@ -46,7 +46,7 @@ def format_change(c: Change) -> str:
 
 
 def describe_size(c: Change) -> str:
-    """The change as a clause with its metric: `throughput of DDP on 2 GPUs changed by -1.3% (…)`."""
+    """Describe the change as a clause with its metric: `throughput of DDP on 2 GPUs changed by -1.3% (…)`."""
     if c.column is None or c.ratio is None:
         return describe_change(c)
     label = "steps/s" if c.column.is_rate and c.units[0] == "steps" else c.column.label
@@ -54,7 +54,7 @@ def describe_size(c: Change) -> str:
 
 
 def describe_change(c: Change) -> str:
-    """The comparison as a sentence without its full stop: `DDP on 2 GPUs is 16% slower (13\N{EN DASH}20)`."""
+    """Describe the comparison without a full stop: `DDP on 2 GPUs is 16% slower (13\N{EN DASH}20)`."""
     if c.column is None or c.ratio is None:
         did = f"the candidate did not measure {c.name}" if c.metric is None else f"{c.name} was not compared"
         return f"{did} ({escape_controls(c.reason)})"

@@ -117,7 +117,7 @@ def run_ranks(job: HostJob) -> dict[int, ProcessFailure]:
 
 
 def _find_signal(error: BaseException | None) -> SignalException | KeyboardInterrupt | None:
-    """The exception of a signal that `error` followed from, if any.
+    """Find the exception of a signal that `error` followed from, if any.
 
     Where a signal comes while torch's `metrics.prof` takes the time, an UnboundLocalError hides it: the
     `finally` there needs that time.

@@ -90,7 +90,7 @@ def name_host(host: int) -> str:
 
 
 def get_address(host: int) -> str:
-    """The host's IPv4 address: private, and reachable inside the lab only."""
+    """Return the host's IPv4 address: private, and reachable inside the lab only."""
     return f"{NETWORK}.{host + 1}"
 
 
@@ -193,5 +193,5 @@ def _run(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess[
 
 
 def get_environment() -> dict[str, str]:
-    """The environment, with the folders of administrators' tools on PATH, which users often lack."""
+    """Return the environment, with the folders of administrators' tools on PATH, which users often lack."""
     return {**os.environ, "PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin", "LC_ALL": "C"}

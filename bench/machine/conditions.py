@@ -58,7 +58,7 @@ class Difference(Record, frozen=True, rename={"then": "baseline", "now": "candid
 
 
 def find_differences(then: Manifest, now: Manifest, question: Question) -> list[Difference]:
-    """The conditions that differ, blocking ones first; one that is needed and unknown blocks as well."""
+    """Find the conditions that differ, blocking ones first; one that is needed and unknown blocks as well."""
     ours, theirs = ({c.name: c for c in list_conditions(manifest)} for manifest in (then, now))
     found = []
     for name in dict.fromkeys([*ours, *theirs]):
@@ -74,7 +74,7 @@ def find_differences(then: Manifest, now: Manifest, question: Question) -> list[
 
 
 def select_required(manifest: Manifest, question: Question) -> dict[str, str]:
-    """The conditions that have to be the same for `question`, by name."""
+    """Select the conditions that have to be the same for `question`, by name."""
     return {c.name: c.value for c in list_conditions(manifest) if question in c.needed}
 
 

@@ -151,7 +151,7 @@ def is_exclusive(uuids: Sequence[str]) -> bool:
 
 
 def list_uuids(handle: Any) -> list[str]:
-    """The UUIDs of a GPU: its own, then those of its MIG slices."""
+    """List the UUIDs of a GPU: its own, then those of its MIG slices."""
     slots = range(ask_nvml("nvmlDeviceGetMaxMigDeviceCount", handle) or 0)
     slices = [ask_nvml("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot) for slot in slots]
     found = [ask_nvml("nvmlDeviceGetUUID", one) for one in (handle, *slices) if one is not None]
@@ -159,7 +159,7 @@ def list_uuids(handle: Any) -> list[str]:
 
 
 def find_by_uuid(uuids: Sequence[str], handles: Sequence[Any]) -> list[Any]:
-    """The GPUs with these UUIDs, or whose MIG slices have them: torch tells their digits, not which it is."""
+    """Find the GPUs with these UUIDs, or whose MIG slices have them: torch does not say which it is."""
     by_digits = {name[4:]: handle for handle in handles for name in list_uuids(handle)}
     return [by_digits.get(uuid[4:]) for uuid in uuids]
 
@@ -205,7 +205,7 @@ def _yield_handles() -> Iterator[Any]:
 
 
 def ask_nvml(names: str, *arguments: Any) -> Any:
-    """The answer of the first of these functions (`new|old`) that gives one; None where this GPU has none."""
+    """Return the first answer of these functions (`new|old`); None where this GPU has none."""
     for name in names.split("|"):
         try:
             return getattr(pynvml, name)(*arguments)

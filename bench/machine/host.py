@@ -122,7 +122,7 @@ def _encode_limit(value: float) -> Limit:
 
 
 def select_environment() -> dict[str, str]:
-    """The environment variables that change how fast a step is, or that a gate compares, by name.
+    """Select the environment variables that change how fast a step is, or that a gate compares, by name.
 
     What looks like a credential is hidden, also in doubt, so that it is never written down.
     """
@@ -134,13 +134,13 @@ def select_environment() -> dict[str, str]:
 
 
 def read_cpu_model(root: Path) -> str:
-    """The processor's name."""
+    """Read the processor's name."""
     named = re.search(r"^model name\s*:\s*(.+)$", read_text(root / "proc/cpuinfo") or "", re.MULTILINE)
     return named[1] if named else platform.processor() or platform.machine()
 
 
 def read_text(path: Path) -> str | None:
-    """The file's content without outer blanks."""
+    """Read the file's content without outer blanks."""
     try:
         return path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
@@ -148,7 +148,7 @@ def read_text(path: Path) -> str | None:
 
 
 def read_number(path: Path) -> int | None:
-    """The file's content as a whole number."""
+    """Read the file's content as a whole number."""
     try:
         return int(read_text(path) or "")
     except ValueError:
@@ -179,7 +179,7 @@ def format_ranges(numbers: Iterable[int]) -> str:
 
 
 def read_governors(root: Path) -> tuple[str, ...] | None:
-    """The frequency governors of the cores, each once."""
+    """Read the frequency governors of the cores, each once."""
     found = {read_text(policy / "scaling_governor") for policy in (root / CPUS).glob("cpu[0-9]*/cpufreq")}
     return tuple(sorted(name for name in found if name)) or None
 
@@ -204,7 +204,7 @@ def read_memory_limit_bytes(root: Path) -> float | None:
 
 
 def read_cpuset(root: Path) -> str | None:
-    """The cores that the container may use, such as `0-3,8`.
+    """Read the cores that the container may use, such as `0-3,8`.
 
     cgroup v2 `cpuset.cpus.effective`; v1 has `cpuset.effective_cpus` (Linux cgroup-v2, cgroup-v1/cpusets).
     """
@@ -224,7 +224,7 @@ def _find_least(root: Path, controller: str, read: Callable[[Path], float | None
 
 
 def _list_groups(root: Path, controller: str) -> Iterator[Path]:
-    """The process's group of this controller and all that enclose it."""
+    """List the process's group of this controller and all that enclose it."""
     for base, folder in _find_groups(root, controller):
         yield from (up for up in (folder, *folder.parents) if up.is_relative_to(base))
 
@@ -286,7 +286,7 @@ def raise_open_file_limit(num_connections: int) -> None:
 
 
 def count_oom_kills() -> int | None:
-    """Processes that the kernel has ended for want of memory, here or in this group; None if unknown."""
+    """Count the processes that the kernel has killed for memory, here or in this group; None if unknown."""
     groups = [folder for _, folder in _find_groups(Path("/"), "memory")]
     files = [folder / name for folder in groups for name in ("memory.events", "memory.oom_control")]
     found = "\n".join(read_text(file) or "" for file in (Path("/proc/vmstat"), *files))

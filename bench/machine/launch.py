@@ -128,7 +128,7 @@ def read_parent_command() -> list[str]:
 
 
 def parse_first_host(text: str) -> str:
-    """The first host of Slurm's `node[01-04,7],other`."""
+    """Parse the first host of Slurm's `node[01-04,7],other`."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", text)
     if first is None:
         raise UsageError(f"SLURM_STEP_NODELIST {text!r} names no host")

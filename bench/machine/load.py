@@ -51,7 +51,7 @@ def read_load_average() -> float | None:
 
 
 def read_load() -> LoadReading | None:
-    """The load of this rank's machine; None where the system does not tell it."""
+    """Read the load of this rank's machine; None where the system does not tell it."""
     try:
         times = psutil.cpu_times(percpu=True)
         process = psutil.Process()
@@ -101,7 +101,7 @@ def _compute_machine_load(pairs: Sequence[tuple[LoadReading, LoadReading]]) -> L
 
 
 def average_loads(now: Load, earlier: Load) -> Load:
-    """The mean over two parts of a run."""
+    """Return the mean over two parts of a run."""
     total_s = now.seconds + earlier.seconds
     share = now.seconds / total_s if total_s else 1.0
     return Load(

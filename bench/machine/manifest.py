@@ -227,7 +227,7 @@ class Manifest(Record, frozen=True):
 
 
 def parse_manifest(found: Any, where: Path | str) -> Manifest:
-    """The manifest that a JSON value is. Raises UsageError."""
+    """Parse the manifest that a JSON value is. Raises UsageError."""
     if not isinstance(found, dict):
         raise UsageError(f"{where} does not hold a JSON object; restore it")
     version = found.get("schema_version")

@@ -57,13 +57,13 @@ def ask_git(folder: Path, *arguments: str) -> str | None:
 
 
 def find_repository(folder: Path) -> Path | None:
-    """The top folder of the git repository that a folder is in; None outside one."""
+    """Find the top folder of the git repository that a folder is in; None outside one."""
     top = ask_git(folder, "rev-parse", "--show-toplevel")
     return Path(top) if top else None
 
 
 def find_repository_with(file: Path) -> Path | None:
-    """The top folder of the git repository that has a file; None outside one.
+    """Find the top folder of the git repository that has a file; None outside one.
 
     A file that git ignores, or that is installed in an environment within the repository, is not its own.
     """
@@ -79,7 +79,7 @@ def is_own(file: Path, top: Path) -> bool:
 
 
 def list_worktrees(top: Path) -> list[Path]:
-    """The top folders of all checkouts of the repository that has one at `top`, those that are lost too."""
+    """List the top folders of all checkouts, also lost ones, of the repository that has one at `top`."""
     known = ask_git(top, "worktree", "list", "--porcelain") or ""
     return [Path(path) for path in re.findall(r"^worktree (.+)$", known, re.MULTILINE)]
 
@@ -105,7 +105,7 @@ def describe_package_commit() -> Git:
 
 
 def get_package_version() -> str | None:
-    """The version of ddp-bench; None where neither a checkout nor installed metadata tells."""
+    """Return the version of ddp-bench; None where neither a checkout nor installed metadata tells."""
     try:
         project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         if project["name"] == "ddp-bench":
@@ -172,7 +172,7 @@ def describe_workload_code(spec: str) -> WorkloadCode:
 
 
 def list_imported(*tops: Path) -> set[Path]:
-    """The files below `tops` that this process has imported.
+    """List the files below `tops` that this process has imported.
 
     Those of environments there, of Python and of ddp-bench are left out.
     """
@@ -193,13 +193,13 @@ def list_imported(*tops: Path) -> set[Path]:
 
 
 def _map_imported() -> dict[str, str]:
-    """The file of every module of this process that tells one, by module."""
+    """Return the file of every module of this process that tells one, by module."""
     told = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
     return {name: file for name, file in told.items() if isinstance(file, str)}
 
 
 def find_import_root(module: str, file: Path) -> Path | None:
-    """The folder on the path that a module was imported from; None where the file has another name."""
+    """Find the folder on the path that a module was imported from; None where the file has another name."""
     parts = module.split(".")
     if file.stem == "__init__":
         parts.append("__init__")
@@ -209,7 +209,7 @@ def find_import_root(module: str, file: Path) -> Path | None:
 
 
 def hash_file(file: Path) -> str | None:
-    """The SHA-256 of a file's content; None where it cannot be read."""
+    """Return the SHA-256 of a file's content; None where it cannot be read."""
     try:
         return hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError:
@@ -232,7 +232,7 @@ def hash_code(files: Mapping[Path, str | None], root: Path) -> str:
 
 
 def name_repository(top: Path) -> str:
-    """The name of a repository: its origin's, else its folder's, also in a further worktree of it."""
+    """Return the name of a repository: its origin's, else its folder's, also in a further worktree of it."""
     url = (ask_git(top, "config", "--get", "remote.origin.url") or "").partition("?")[0].rstrip("/")
     if url:
         return re.split(r"[/:\\]", url)[-1].removesuffix(".git")

@@ -61,5 +61,5 @@ class CudaClock(Clock):
 
 
 def make_clock(device: torch.device) -> Clock:
-    """The clock for work on `device`."""
+    """Make the clock for work on `device`."""
     return CudaClock(device) if device.type == "cuda" else Clock()

@@ -50,7 +50,7 @@ def set_default_group(group: dist.ProcessGroup | None) -> Iterator[None]:
 
 
 def make_group(ranks: range, backend: str) -> dist.ProcessGroup | None:
-    """The group of these ranks, on them."""
+    """Make the group of these ranks, on them."""
     try:
         made = dist.new_group(list(ranks), backend=backend, timeout=COLLECTIVE_TIMEOUT)
     except RuntimeError as error:

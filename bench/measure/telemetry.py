@@ -82,7 +82,7 @@ def summarize_samples(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def compute_power_w(samples: Sequence[Sample]) -> float | None:
-    """The mean power: how fast the energy counter rises; None where there is none, or the span is too short.
+    """Compute the mean power in W by the energy counter; None without one, or where the span is too short.
 
     Since Ampere (but GA100) a reading is an average over the last second, which may lie before the block.
     """
@@ -96,7 +96,7 @@ def compute_power_w(samples: Sequence[Sample]) -> float | None:
 
 
 def compute_throttling(reasons: Sequence[frozenset[ClockReason]]) -> dict[str, Any]:
-    """The share of samples with clocks held down by heat or power, in percent: of any reason, and of each."""
+    """Compute the percentage of samples with clocks held down by heat or power: by any reason, by each."""
     if not reasons:
         return {}
     held = [found & THROTTLING for found in reasons]
@@ -123,7 +123,7 @@ def read(handle: Any) -> Sample:
 
 
 def choose_gpus(handles: Sequence[Any], uuids: Sequence[str]) -> dict[str, Any]:
-    """The GPUs with these UUIDs. Raises LookupError for one that is no whole GPU.
+    """Choose the GPUs with these UUIDs. Raises LookupError for one that is no whole GPU.
 
     Of a part of a GPU (MIG), NVML reads neither clocks nor power; those of the whole would be others' too.
     """
@@ -151,7 +151,7 @@ def serve(peer: Connection, gpus: Mapping[str, Any]) -> None:
 
 
 def select_span(samples: Iterable[Sample], start_s: float, end_s: float) -> list[Sample]:
-    """The samples of a span of time."""
+    """Select the samples of a span of time."""
     return [sample for sample in samples if start_s <= sample.moment_s <= end_s]
 
 

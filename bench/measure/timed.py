@@ -106,7 +106,7 @@ class Trainer:
         loss.backward()
 
     def step_locally(self) -> None:
-        """The same step without communication: gradients stay local to the rank."""
+        """Run the same step without communication: gradients stay local to the rank."""
         self.optimizer.zero_grad(set_to_none=True)
         with self.mode.skip_communication():
             self.compute_gradients()

@@ -42,7 +42,7 @@ class Stages:
 
 
 def list_devices(case: Case, place: Place) -> list[torch.device]:
-    """The devices that a rank trains on: its own, and for DP on GPUs one for each replica."""
+    """List the devices that a rank trains on: its own, and for DP on GPUs one for each replica."""
     if case.spec.has_replicas and place.device.type == "cuda":
         num_gpus = torch.cuda.device_count() or case.num_devices
         return [torch.device("cuda", index % num_gpus) for index in range(case.num_devices)]
@@ -96,12 +96,12 @@ class Mode:
         return self.no_sync()
 
     def make_optimizer(self, make: Callable[[Iterable[nn.Parameter]], Optimizer]) -> Optimizer:
-        """The optimizer that `make` makes, as the mode steps it."""
+        """Make the optimizer that `make` makes, as the mode steps it."""
         # A list, for an author may go through the parameters twice.
         return make(list(self.module.parameters()))
 
     def read_bucket_layout(self) -> BucketLayout | None:
-        """The gradient buckets in use; None where the mode has none."""
+        """Read the gradient buckets in use; None where the mode has none."""
         return None
 
     def enter_steps(self) -> contextlib.AbstractContextManager[None]:
@@ -112,17 +112,17 @@ class Mode:
         return contextlib.nullcontext()
 
     def stop_sampling(self) -> None:
-        """Called once after warm-up: stop whatever PyTorch itself samples."""
+        """Stop whatever PyTorch itself samples; called once after warm-up."""
 
     def gather_weights(self) -> dict[str, Tensor]:
-        """The plain module's parameters, by name; every rank of the case calls it.
+        """Gather the plain module's parameters, by name; every rank of the case calls it.
 
         Where ranks hold parts, they are those that train.
         """
         return dict(self.module.named_parameters())
 
     def collect_buffers(self) -> dict[str, Tensor]:
-        """The plain module's buffers that this rank has, by name."""
+        """Collect the plain module's buffers that this rank has, by name."""
         return dict(self.module.named_buffers())
 
     def seed_parts(self, begin: Callable[..., None]) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002
@@ -137,7 +137,7 @@ class Mode:
         return self.gather_full(self.module.state_dict())
 
     def gather_full(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The whole of tensors of which each rank of the case may have a part."""
+        """Gather the whole of tensors of which each rank of the case may have a part."""
         return own
 
     def close(self) -> None:

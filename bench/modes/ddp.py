@@ -79,7 +79,7 @@ class DistributedMode(Mode):
             _register_hook(self.ddp, case.comm_hook, group)
 
     def make_optimizer(self, make: Callable[[Iterable[nn.Parameter]], Optimizer]) -> Optimizer:
-        """The optimizer that `make` makes, under ZeRO with its state shared out over the ranks."""
+        """Make the optimizer that `make` makes, under ZeRO with its state shared out over the ranks."""
         plain = super().make_optimizer(make)
         if not self._case.zero_optimizer:
             return plain
@@ -111,7 +111,7 @@ class DistributedMode(Mode):
             vars(layer)["process_group"] = group  # past Module.__setattr__: this is within the timed block
 
     def read_bucket_layout(self) -> BucketLayout:
-        """The buckets that DDP's reducer reports, the rebuilt ones once it has rebuilt."""
+        """Read the buckets that DDP's reducer reports, the rebuilt ones once it has rebuilt."""
         if self.ddp.logger is not None:
             # Otherwise the next forward does, which is one too late after three steps of a static graph.
             self.ddp.logger.set_runtime_stats_and_log()

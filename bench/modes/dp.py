@@ -183,7 +183,7 @@ class DataParallelStandIn(nn.DataParallel[nn.Module]):
         self._run_in_threads(_run_backward, by_replica)
 
     def reduce_gradients(self, leaves: Sequence[dict[str, Tensor]]) -> list[Tensor | None]:
-        """The sum over the replicas of each trainable parameter's gradients; they have none any more."""
+        """Sum each trainable parameter's gradients over the replicas; they have none any more."""
         found: list[Tensor | None] = []
         for name, master in self.module.named_parameters():
             if not master.requires_grad:
@@ -290,5 +290,5 @@ def _make_autocast(device_type: str) -> Callable[[], torch.autocast]:
 
 
 def _make_leaf(tensor: Tensor) -> Tensor:
-    """The same numbers, apart from the graph that made them."""
+    """Return the same numbers, apart from the graph that made them."""
     return tensor.detach().requires_grad_(tensor.requires_grad)

@@ -51,7 +51,7 @@ class PipelineMode(Mode):
         self._schedule = made(self.stage, case.num_micro_batches, loss_fn=self._compute_loss)
 
     def train(self, batch: Batch, loss: Loss) -> Tensor | None:
-        """Forwards and backwards of a whole batch, which every stage is given; its loss, on the last one."""
+        """Run forwards and backwards of a batch, given to every stage; return its loss on the last."""
         self._loss = loss
         inputs, targets = batch
         losses: list[Tensor] = []

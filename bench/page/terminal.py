@@ -74,7 +74,7 @@ def _print(*lines: str, gap: bool = False) -> None:
 
 
 def _fill_line(label: str, said: str, width: int) -> str:
-    """A text behind its label, `width` columns wide at most."""
+    """Return a text behind its label, `width` columns wide at most."""
     return textwrap.fill(
         escape_lines(said),
         width,

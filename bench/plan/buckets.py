@@ -93,7 +93,7 @@ class BucketLayout:
             return None
 
     def __str__(self) -> str:
-        """The `sum_bucket_bytes` of cases.csv: the size of each bucket, `/`-separated."""
+        """Return the `sum_bucket_bytes` of cases.csv: the size of each bucket, `/`-separated."""
         return "/".join(map(str, self.num_bytes))
 
 

@@ -26,7 +26,7 @@ def _parse_compile_modes(text: str) -> tuple[str, ...]:
 
 
 def make_option(default: Any, parse: Callable[[str], Any], meaning: str, metavar: str, **more: Any) -> Any:
-    """A field that a user can give: its default, its parser, what `--help` says, and what else is known.
+    """Make a field that a user can give: its default, its parser, what `--help` says, and what else is known.
 
     Its column of cases.csv is described as in `--help`, unless `column` says more; `usual` is what a run does
     without it, unless that is the default.

@@ -57,7 +57,7 @@ RACE_DEFAULTS = {"gpus": "all", "max_time": f"{RACE_S:g}s"}
 def resolve(
     command_line: Mapping[str, Any], *, preset: str | None = None, config: Path | None = None
 ) -> Settings:
-    """Settings from all layers; `command_line` maps field names to text.
+    """Resolve settings from all layers; `command_line` maps field names to text.
 
     Defaults, then the preset, then the TOML file, then the command line; later layers win.
 
@@ -85,7 +85,7 @@ def resolve(
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A `--config` file as a dictionary. Raises UsageError where it cannot be read or is no TOML."""
+    """Read a `--config` file as a dictionary. Raises UsageError where it cannot be read or is no TOML."""
     try:
         found = path.stat()
         is_usual = stat.S_ISREG(found.st_mode) and found.st_size <= MAX_TOML_BYTES

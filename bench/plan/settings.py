@@ -214,7 +214,7 @@ class Settings:
             raise UsageError(f"--name {self.name!r} may hold only letters, digits, '-', '_' and '.'")
 
     def get_first(self, axis: str) -> Any:
-        """The value with which a sweep begins; of a step setting that is a switch, the only one."""
+        """Return the value with which a sweep begins; of a step setting that is a switch, the only one."""
         return self.axes[axis][0]
 
     @classmethod
@@ -232,7 +232,7 @@ class Settings:
 
     @classmethod
     def from_stored(cls, values: Mapping[str, Any]) -> Settings:
-        """The settings that a manifest holds. Raises UsageError for a value that no option gives."""
+        """Return the settings that a manifest holds. Raises UsageError for a value that no option gives."""
         parsers: dict[str, Any] = {"preset": str, "caps_given": parse_switch, "least_block_s": float}
         parsers |= {option.name: option.metadata["parse"] for option in list_options()}
         found: dict[str, Any] = {}
@@ -258,7 +258,7 @@ class ResolvedSettings(Settings):
     least_block_s: float = field()
 
     def count_steps_per_block(self, step_s: float) -> int:
-        """Steps of a timed block of a case whose step takes so many seconds.
+        """Count steps of a timed block of a case whose step takes so many seconds.
 
         With a folder each loader process gives as many of their batches: those of all may come together.
         """
@@ -268,7 +268,7 @@ class ResolvedSettings(Settings):
 
 
 def list_options() -> list[Field[Any]]:
-    """The settings that a user can give, with what `make_option` knows of each.
+    """List the settings that a user can give, with what `make_option` knows of each.
 
     In the order in which commands repeat them: what is trained, how a step is computed, the axes, the rest.
     """
@@ -278,12 +278,12 @@ def list_options() -> list[Field[Any]]:
 
 
 def format_stored(raw: Any, parse: object) -> str:
-    """A stored value as its option takes it: durations are stored in seconds."""
+    """Format a stored value as its option takes it: durations are stored in seconds."""
     return format_value(raw) + ("s" if parse is parse_duration_s and isinstance(raw, int | float) else "")
 
 
 def format_value(raw: Any) -> str:
-    """A value as its option takes it."""
+    """Format a value as its option takes it."""
     if isinstance(raw, bool):
         return "on" if raw else "off"
     if isinstance(raw, list | tuple):

@@ -179,7 +179,7 @@ def _list_axes(settings: ResolvedSettings, mode: str, compiled: str) -> dict[str
 def _expand_axes(
     settings: ResolvedSettings, mode: str, num_devices: int, batch: int, compiled: str
 ) -> list[dict[str, Any]]:
-    """A mode's settings to measure at one device count: all combinations, or one varied at a time."""
+    """Return a mode's settings to measure at one device count: all combinations, or one varied at a time."""
     axes = _list_axes(settings, mode, compiled)
     if num_devices == 1 and SPECS[mode].has_buckets:
         # Without communication the buckets change nothing: one cap, and one way to split at it, are enough.
@@ -274,7 +274,7 @@ def _find_refusal(case: Case) -> str | None:
 
 
 def _explain_too_few(case: Case, machine: Machine, on_a_node: int) -> str:
-    """The same for every mode and count of one machine, so that a run says it once."""
+    """Return the same for every mode and count of one machine, so that a run says it once."""
     here, seen = machine.devices_per_node, machine.devices_per_process or machine.devices_per_node
     if case.spec.has_replicas and seen < case.num_devices <= here:
         return (
@@ -295,5 +295,5 @@ def count_ranks(plan: Sequence[Planned]) -> int:
 
 
 def hash_plan(plan: Sequence[Planned]) -> str:
-    """Identifies the sweep: equal for equal cases in equal order."""
+    """Identify the sweep: equal for equal cases in equal order."""
     return hashlib.sha256("\n".join(p.case.case_id for p in plan).encode()).hexdigest()[:12]

@@ -60,7 +60,7 @@ class CostCurve:
         return CostCurve(tuple((size, ms * factor) for size, ms in self.points))
 
     def add_lanes(self, lanes: int) -> CostCurve:
-        """The same network in parallel: each lane carries its share of the bytes."""
+        """Add the same network in parallel: each lane carries its share of the bytes."""
         return CostCurve(tuple((size * lanes, ms) for size, ms in self.points))
 
 
@@ -73,7 +73,7 @@ class CostBand(NamedTuple):
 
     @classmethod
     def from_curve(cls, curve: CostCurve) -> CostBand:
-        """A curve of which no uncertainty is known."""
+        """Return a curve of which no uncertainty is known."""
         return cls(curve, curve, curve)
 
     def scale(self, factor: float) -> CostBand:

@@ -115,7 +115,7 @@ class Calibration:
         )
 
     def make_curve(self) -> CostCurve:
-        """An all-reduce among the calibrated ranks; without points for one."""
+        """Make an all-reduce among the calibrated ranks; without points for one."""
         return make_curve(point for times in self.allreduce for point in times.points)
 
     def get_slowdown(self) -> Slowdown:
@@ -126,7 +126,7 @@ class Calibration:
 
     @classmethod
     def from_json(cls, text: str, *, source: str = CALIBRATION) -> Calibration:
-        """The calibration of that text. Raises UsageError, naming `source`, where it is not one."""
+        """Return the calibration of that text. Raises UsageError, naming `source`, where it is not one."""
         return read_record(cls, text, VERSION, source=source, mend="calibrate")
 
 

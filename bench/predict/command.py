@@ -30,7 +30,7 @@ RATE_OPTIONS = ("arch", "workload", "image_size", "without_ddp")
 
 
 def parse_positive(text: str) -> float:
-    """A number above 0. Raises UsageError for another text."""
+    """Parse a number above 0. Raises UsageError for another text."""
     if not re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,9})?", text) or not float(text):
         raise UsageError(f"{text!r} is not a number above 0")
     return float(text)

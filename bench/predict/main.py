@@ -9,7 +9,7 @@ from .networks import NETWORKS
 
 
 def make_parser() -> cli.Parser:
-    """The command line."""
+    """Make the command line."""
     made = cli.Parser(
         "predict",
         __doc__,

@@ -278,7 +278,7 @@ def _scale_pace(c: Calibration, pace: float) -> Calibration:
 
 
 def _compute_ends(samples: Samples, least: float) -> tuple[float, float]:
-    """The 95% interval of a median, by Student: its error is sqrt(pi / 2) of the mean's."""
+    """Compute the 95% interval of a median, by Student: its error is sqrt(pi / 2) of the mean's."""
     middle, count = median(samples), len(samples)
     if count == 1:
         return middle, middle
@@ -288,7 +288,7 @@ def _compute_ends(samples: Samples, least: float) -> tuple[float, float]:
 
 
 def _shift_network(network: MeasuredNetwork, sign: int) -> MeasuredNetwork:
-    """The network whose every time is as short, or as long, as its repetitions leave open."""
+    """Return the network whose every time is as short, or as long, as its repetitions leave open."""
 
     def shift_times(times: Samples) -> float:
         reach = (max(times) - min(times)) / 2 / math.sqrt(len(times))

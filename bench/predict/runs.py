@@ -169,5 +169,5 @@ def predict_held_out(
 
 
 def list_error_sizes(cases: Sequence[HeldOut]) -> list[float]:
-    """The errors of the cases, percent, without signs; the largest widens intervals."""
+    """List the errors of the cases, percent, without signs; the largest widens intervals."""
     return [abs(case.error_pct) for case in cases]

@@ -34,7 +34,7 @@ def find_differing_gradients(trainer: Trainer, peers: ProofGroup) -> tuple[str, 
 
 
 def _compute_checksum(gradient: Tensor | None) -> Tensor:
-    """The sum of a tensor's bits, on the host."""
+    """Compute the sum of a tensor's bits, on the host."""
     if gradient is None:
         return torch.tensor(NO_GRADIENT)
     dense = gradient.to_dense() if gradient.is_sparse else gradient

@@ -108,7 +108,7 @@ class ProofInputs:
         return math.ceil(MIN_ROWS * max(1.0, MIN_VALUES / min(values, default=MIN_VALUES)))
 
     def share_dtype_and_split(self, case: Case, peers: ProofGroup) -> tuple[torch.dtype | None, BatchSplit]:
-        """The type and the split of the batch that the first rank finds, on all ranks of the case."""
+        """Return the type and the split of the batch that the first rank finds, on all ranks of the case."""
         found = torch.zeros(2, dtype=torch.int64)
         with peers.join_ranks(), set_default_group(self.maker.alone):
             if not peers.rank:
@@ -147,7 +147,7 @@ class ProofInputs:
         return Work(of, split, self.maker.compute_loss, open_part, dtype=dtype)
 
     def make_part(self, split: BatchSplit, dtype: torch.dtype | None, part: int, micro: int) -> Batch:
-        """A part of a micro-batch, of a joined one the whole, made anew for each use."""
+        """Make a part of a micro-batch, of a joined one the whole, made anew for each use."""
         if not self.maker.has_rows:
             return self.make_batch(split.batch_size, dtype, micro, part)
         whole = split_rows(self.make_batch(split.num_rows, dtype), split.accumulate)[micro]

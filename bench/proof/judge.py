@@ -71,7 +71,7 @@ class RelativeError:
         return f"{kind} of {name or 'a parameter'} differ from those of single by {self.of_one:.2g}"
 
     def find_largest(self, peers: ProofGroup) -> RelativeError:
-        """The largest errors on any of the ranks, on each of them, with what is off there."""
+        """Find the largest errors on any of the ranks, on each of them, with what is off there."""
         total, kind = peers.find_worst(self.total, self.kind)
         of_one, one = peers.find_worst(self.of_one, self.one)
         return RelativeError(total, of_one, kind, one)

@@ -84,13 +84,13 @@ class Maker:
         return make_batch(self.workload, batch_size=size, generator=generator)
 
     def compute_loss(self, model: Any, batch: Batch) -> Tensor:
-        """The workload's loss. Raises UsageError where it is none to train on."""
+        """Compute the workload's loss. Raises UsageError where it is none to train on."""
         found = make_loss_function(self.workload)(model, batch)
         check_loss(self.workload, found)
         return found
 
     def make_module(self, dtype: torch.dtype | None = None) -> nn.Module:
-        """A module with the weights `start`, floating ones as `dtype` if it is given.
+        """Make a module with the weights `start`, floating ones as `dtype` if it is given.
 
         Raises UsageError where the function makes modules of other shapes from call to call.
         """
@@ -126,7 +126,7 @@ def begin_draws(*numbers: int) -> None:
 
 
 def get_generator_states() -> object:
-    """The states of the generators that a model may draw from: equal where nothing has been drawn between."""
+    """Return the states of the generators that a model may draw from: equal where nothing was drawn."""
     of_torch = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
     name, keys, *more = np.random.get_state()
     of_numpy = (name, np.asarray(keys).tobytes(), *more)
@@ -134,12 +134,12 @@ def get_generator_states() -> object:
 
 
 def describe_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The shapes of a state dict's tensors, and the types of what else it holds."""
+    """Describe the shapes of a state dict's tensors, and the types of what else it holds."""
     return {name: tuple(one.shape) if isinstance(one, Tensor) else type(one) for name, one in state.items()}
 
 
 def set_precision(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """The tensor with floating and complex numbers in the precision of `dtype`, where that is given."""
+    """Return the tensor with floating and complex numbers in the precision of `dtype`, if given."""
     if dtype is None or not (tensor.is_floating_point() or tensor.is_complex()):
         return tensor
     return tensor.to(dtype.to_complex() if tensor.is_complex() else dtype)

@@ -74,17 +74,17 @@ class ProofGroup:
         return None
 
     def find_largest(self, value: float) -> float:
-        """The largest of all ranks' values, on each of them; NaN where one has that."""
+        """Find the largest of all ranks' values, on each of them; NaN where one has that."""
         return self.find_all_largest(value)[0]
 
     def find_all_largest(self, *values: float) -> list[float]:
-        """The same of several values, each by itself."""
+        """Find the same of several values, each by itself."""
         found = self._combine_ranks(torch.tensor(values, dtype=torch.float64), torch.maximum)
         largest: list[float] = self.broadcast(found).tolist()
         return largest
 
     def find_worst(self, value: float, name: str) -> tuple[float, str]:
-        """The largest of all ranks' values, NaN before all others, with the name that its rank gives it."""
+        """Find the largest of all ranks' values, NaN before all others, and the name its rank gives it."""
         content = name.encode()[:MAX_NAME_BYTES].ljust(MAX_NAME_BYTES)
         own = torch.tensor([value, *content], dtype=torch.float64)
         larger = partial(max, key=lambda one: (math.isnan(one[0]), float(one[0])))
@@ -92,7 +92,7 @@ class ProofGroup:
         return largest, bytes(map(int, content_of_worst)).decode(errors="ignore").strip()
 
     def average_tensors(self, own: Weights, *, measures: bool = False) -> tuple[Weights, Weights]:
-        """The mean of all ranks' tensors, and if asked for the largest norm of each; on every rank."""
+        """Return the mean of all ranks' tensors, and if asked for the largest norm of each; on every rank."""
         means, sizes = Weights(), Weights()
         for name, one in own.items():
             # What goes to another rank goes by the host, in float32 at least.
@@ -116,7 +116,7 @@ class ProofGroup:
         return value
 
     def broadcast_all(self, named: Weights, root: int = 0) -> Weights:
-        """The same of several tensors of any types, each with its bits; copies on the host."""
+        """Return the same of several tensors of any types, each with its bits; copies on the host."""
         return {name: self.broadcast(_make_sendable(one).clone(), root) for name, one in named.items()}
 
     def exchange_parts(self, named: Weights) -> Weights:
@@ -146,7 +146,7 @@ class ProofGroup:
         return found
 
     def _find_tree(self, root: int = 0) -> tuple[list[int], list[int]]:
-        """The rank above this one in a binary tree, none of `root`, and the two or fewer below it."""
+        """Find the rank above this one in a binary tree, none of `root`, and the two or fewer below it."""
         place = (self.rank - root) % self.world_size
         above = [(place - 1) // 2] if place else []
         below = [one for one in (2 * place + 1, 2 * place + 2) if one < self.world_size]

@@ -82,7 +82,7 @@ class Prover:
         self.split_effect = SplitEffect(self.inputs, self.reference)
 
     def make_subject(self, case: Case, stages: Stages | None = None) -> Subject:
-        """The case as it is proved. Each of its ranks asks, and from then on has the first one's weights."""
+        """Make the case as it is proved. Each of its ranks asks, and then has the weights of rank 0."""
         peers = ProofGroup(self.place.rank, case.num_ranks, self._control)
         if peers.world_size > 1 and peers.find_largest(not self._is_given):
             self.maker.start, self._is_given = peers.broadcast_all(self.maker.start), True

@@ -82,7 +82,7 @@ class SplitEffect:
             return effect if noise <= MAX_NOISE * effect else None
 
     def _compute_second_loss(self, model: Any, batch: Batch) -> Tensor:
-        """The loss of a model that has seen the batch, with other draws."""
+        """Compute the loss of a model that has seen the batch, with other draws."""
         maker = self._inputs.maker
         maker.compute_loss(model, map_tensors(Tensor.clone, batch))
         begin_draws(maker.seed + 1)

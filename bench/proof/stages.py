@@ -133,7 +133,7 @@ def partition_layers(costs: Sequence[float], num_parts: int) -> tuple[int, ...]:
 
     @functools.cache
     def find_best(count: int, parts: int) -> tuple[float, tuple[int, ...]]:
-        """The largest sum and the lengths, for the first `count` costs."""
+        """Find the largest sum and the lengths, for the first `count` costs."""
         if parts == 1:
             return sums[count], (count,)
         found = ((*find_best(start, parts - 1), start) for start in range(parts - 1, count))

@@ -12,12 +12,12 @@ Weights = dict[str, Tensor]
 
 
 def raise_precision(tensor: Tensor) -> Tensor:
-    """The tensor in float32 at least."""
+    """Return the tensor in float32 at least."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def compute_tensor_norm(tensor: Tensor) -> Tensor:
-    """The 2-norm of a tensor of real or complex numbers."""
+    """Compute the 2-norm of a tensor of real or complex numbers."""
     # Squares of float32 overflow and vanish.
     wide = torch.complex128 if tensor.is_complex() else torch.float64
     found: Tensor = torch.linalg.vector_norm(tensor.to(wide))
@@ -25,7 +25,7 @@ def compute_tensor_norm(tensor: Tensor) -> Tensor:
 
 
 def get_gradient(parameter: nn.Parameter) -> Tensor:
-    """The gradient of a parameter, dense; zeros where there is none."""
+    """Return the gradient of a parameter, dense; zeros where there is none."""
     if parameter.grad is None:
         return torch.zeros_like(parameter)
     return parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
@@ -42,7 +42,7 @@ def subtract_weights(one: Weights, other: Weights) -> Weights:
 
 
 def compute_norm(weights: Mapping[str, Tensor]) -> float:
-    """The 2-norm over all tensors."""
+    """Compute the 2-norm over all tensors."""
     return float(
         torch.stack([compute_tensor_norm(one).cpu() for one in weights.values()] or [torch.zeros(())]).norm()
     )

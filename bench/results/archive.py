@@ -96,7 +96,7 @@ def _publish_table(frame: pd.DataFrame, columns: Sequence[Column], hosts: dict[s
 
 
 def publish_members(run: RunData) -> dict[str, bytes]:
-    """The files of a run's folder by name, its manifest first, with what of them is public."""
+    """Return the files of a run's folder by name, its manifest first, with what of them is public."""
     hosts: dict[str, str] = {}
     manifest = _publish_value(json.loads(run.manifest.to_json()), "", hosts)
     members = {MANIFEST: f"{to_json(manifest, indent=1)}\n".encode()}
@@ -107,7 +107,7 @@ def publish_members(run: RunData) -> dict[str, bytes]:
 
 
 def encode_archive(members: Mapping[str, bytes]) -> bytes:
-    """An archive of files by name, the same bytes for the same content."""
+    """Encode an archive of files by name, the same bytes for the same content."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as file:
         for name, data in members.items():
@@ -120,7 +120,7 @@ def encode_archive(members: Mapping[str, bytes]) -> bytes:
 
 @contextlib.contextmanager
 def open_run_folder(path: Path) -> Iterator[Path]:
-    """The results folder that `path` names: itself, or of an archive a temporary one with its files.
+    """Open the results folder that `path` names: itself, or of an archive a temporary one with its files.
 
     Raises UsageError for an archive that holds anything else than a run, also within.
     """
@@ -141,7 +141,7 @@ def open_run_folder(path: Path) -> Iterator[Path]:
 
 
 def read_archive(path: Path) -> dict[str, bytes]:
-    """The members of an archive, by name."""
+    """Read the members of an archive, by name."""
     content = read_bytes(path, most_bytes=MAX_UNPACKED_BYTES, follow=True)
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as file:

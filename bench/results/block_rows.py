@@ -25,7 +25,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 def assign_block_numbers(frame: pd.DataFrame) -> Numbers:
-    """Number each row's block, ascending by case, phase and round."""
+    """Assign each row the number of its block, ascending by case, phase and round."""
     found = np.zeros(len(frame), np.int64)
     for name in ("case_id", "phase", "round"):
         codes, values = pd.factorize(frame[name], sort=True)

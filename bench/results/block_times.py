@@ -42,7 +42,7 @@ class DeviceMemory:
 
 
 def make_memory_columns(by_rank: Sequence[Sequence[DeviceMemory]], mode: str) -> dict[str, Any]:
-    """The columns of a case's memory, by the devices of each rank; none where one knows nothing."""
+    """Make the columns of a case's memory, by the devices of each rank; none where one knows nothing."""
     if not all(by_rank):
         return {}
     devices = [device for rank in by_rank for device in rank]

@@ -167,11 +167,11 @@ GATED_METRICS = {name: metric for name, metric in METRICS.items() if metric.gate
 
 
 def map_units(unit: str = IMAGES) -> dict[str, str]:
-    """The unit of every column of every file; rates count `unit`, such as `tokens`."""
+    """Return the unit of every column of every file; rates count `unit`, such as `tokens`."""
     return {column.name: name_unit(column, unit) for of_file in FILES.values() for column in of_file}
 
 
 def name_unit(column: Column, unit: str) -> str:
-    """The unit of a column of a run that counts `unit`."""
+    """Return the unit of a column of a run that counts `unit`."""
     counted = {f"{IMAGES}/s": f"{unit}/s", "J/image": f"J/{make_singular(unit)}"}
     return counted.get(column.unit, column.unit)

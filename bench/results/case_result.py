@@ -207,7 +207,7 @@ def read_case_results(cases: pd.DataFrame) -> list[CaseResult]:
 
 
 def add_singles(cases: Iterable[CaseResult]) -> list[CaseResult]:
-    """Give every case the one of `single` that it is held against; `single` itself has none."""
+    """Give every case the one of `single` that it is compared with; `single` itself has none."""
     cases = list(cases)
     singles = {case.variant: case for case in cases if case.mode == "single"}
     return [

@@ -123,7 +123,7 @@ class Metric(Column):
     """Format of one value; empty for a rate, whose unit is the case's."""
     gated: bool = True
     in_parts_of: str = ""
-    """The column that a change is held against, where the metric itself may be near 0; empty: itself."""
+    """The column that a change is relative to, where the metric itself may be near 0; empty: itself."""
     least_change: float = 0.0
     """Differences below this, in its own unit, are none."""
 
@@ -144,19 +144,19 @@ class Metric(Column):
 
 
 def declare_text_column(name: str, meaning: str, **more: Any) -> Column:
-    """A text that names neither a person nor a machine: archives keep it."""
+    """Declare a text that names neither a person nor a machine: archives keep it."""
     return Column(name, "text", meaning, public=True, **more)
 
 
 def declare_number_column(name: str, meaning: str, **more: Any) -> Column:
-    """A number without an interval."""
+    """Declare a number without an interval."""
     return Column(name, "float", meaning, **more)
 
 
 def declare_interval_columns(
     name: str, meaning: str, *, kind: type[Column] = Column, **more: Any
 ) -> tuple[Column, Column, Column]:
-    """A number that rounds repeat, and the ends of its interval."""
+    """Declare a number that rounds repeat, and the ends of its interval."""
     return (
         kind(name, "float", meaning, repeated=True, **more),
         Column(f"{name}_low", "float", f"lower end of the 95% interval of `{name}`"),
@@ -165,14 +165,14 @@ def declare_interval_columns(
 
 
 def declare_setting_column(setting: Field[Any]) -> Column:
-    """The value of a setting of `case_settings.py`."""
+    """Declare the value of a setting of `case_settings.py`."""
     kind = {bool: "bool", int: "int"}.get(type(setting.default), "text")
     above = 0 if kind == "int" else -MAX_NUMBER
     return Column(setting.name, kind, setting.metadata["column"], above=above)
 
 
 def declare_count_column(name: str, meaning: str, *, first: int = 1, **more: Any) -> Column:
-    """A whole number from `first` on."""
+    """Declare a whole number from `first` on."""
     return Column(name, "int", meaning, above=first - 1, **more)
 
 
@@ -266,7 +266,12 @@ COMPARISONS: tuple[Column, ...] = (
     *declare_interval_columns(
         "ratio", "the case's over the reference's; the intervals of a run hold at once", above=0
     ),
-    Column("margin", "float", "what counts as equal, a fraction, fixed before the run", above=0),
+    Column(
+        "margin",
+        "float",
+        "largest difference that is treated as equal, a fraction; fixed before",
+        above=0,
+    ),
     declare_text_column(
         "answer", "`faster`, `slower`, `no difference` above the margin, `unresolved` or `too few rounds`"
     ),
@@ -304,7 +309,7 @@ def make_frame(rows: Iterable[Mapping[str, Any]], columns: tuple[Column, ...]) -
 
 
 def list_records(cases: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows as mappings from column to cell; a missing cell that is no number is None.
+    """List the rows as mappings from column to cell; a missing cell that is no number is None.
 
     Not `DataFrame.to_dict`, which looks every column up by itself for every row.
     """

@@ -34,7 +34,7 @@ UNIT_RATIO = Interval(1.0, 1.0, 1.0)
 
 
 def classify_ratio(ratio: Interval, equal: tuple[float, float], *, least_change: float = 0.0) -> str:
-    """The rule of runs and gates: a known `ratio` differs where its interval excludes 1, and then by enough.
+    """Classify a known `ratio`, of runs and gates: it differs where its interval excludes 1, by enough.
 
     It is equal where all of it lies between the ends `equal`; nearer to 1 than `least_change`, a fraction, it
     does not count.
@@ -45,7 +45,7 @@ def classify_ratio(ratio: Interval, equal: tuple[float, float], *, least_change:
 
 
 def make_equal_band(margin: float) -> tuple[float, float]:
-    """The ratios that a margin, a fraction, calls equal."""
+    """Make the ratios that a margin, a fraction, calls equal."""
     return 1 / (1 + margin), 1 + margin
 
 
@@ -90,14 +90,14 @@ class Comparison:
         return math.inf if math.isnan(low) else math.log(high / low) / 2
 
     def to_row(self, unit: str = IMAGES) -> dict[str, Any]:
-        """A row of comparisons.csv of a run that counts `unit`."""
+        """Return a row of comparisons.csv of a run that counts `unit`."""
         cells = {"metric": METRIC, "unit": unit, "answer": self.answer, **self.ratio.to_columns("ratio")}
         cells = {**vars(self), **cells}
         return {column.name: cells[column.name] for column in COMPARISONS}
 
 
 def read_comparisons(table: pd.DataFrame) -> list[Comparison]:
-    """The comparisons that a comparisons.csv holds."""
+    """Read the comparisons that a comparisons.csv holds."""
     return [
         Comparison(
             str(row["case_id"]),
@@ -111,7 +111,7 @@ def read_comparisons(table: pd.DataFrame) -> list[Comparison]:
 
 
 def list_pairs(cases: Iterable[CaseResult]) -> list[tuple[str, str]]:
-    """The pairs to compare, (case, reference), of the cases of a run or of a plan.
+    """List the pairs to compare, (case, reference), of the cases of a run or of a plan.
 
     At every device count that the cases have for themselves: on GPUs DDP over DP, and every other case over
     DDP's default. Counts that share devices are compared only where there is no other. So within each batch
@@ -180,7 +180,7 @@ def _pair_within(cases: Iterable[CaseResult]) -> list[tuple[str, str]]:
 
 
 def find_default(cases: Iterable[CaseResult]) -> CaseResult | None:
-    """The DDP case that a user gets without settings, else the first DDP case; None without one.
+    """Find the DDP case that a user gets without settings, else the first DDP case; None without one.
 
     Where communication was measured of some it is one of these: of a watched script its own, no raced cap.
     """

@@ -129,7 +129,7 @@ DETAILS: tuple[Column, ...] = (
     ),
     *declare_interval_columns(
         "vs_ddp_default",
-        "throughput over that of DDP's default on as many devices; the intervals hold all at once",
+        "throughput over that of DDP's default on as many devices, with simultaneous 95% intervals",
         above=0,
         shown=f"Against DDP's default ({TIMES}) =",
     ),

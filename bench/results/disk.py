@@ -84,12 +84,12 @@ def _open(path: Path, *, most_bytes: int, follow: bool) -> int:
 
 
 def open_binary(path: Path, *, most_bytes: int) -> BinaryIO:
-    """A file of at most `most_bytes`, to be read line by line."""
+    """Open a file of at most `most_bytes`, to be read line by line."""
     return os.fdopen(_open(path, most_bytes=most_bytes, follow=False), "rb")
 
 
 def read_bytes(path: Path, *, most_bytes: int, follow: bool = False) -> bytes:
-    """The content of a file of at most `most_bytes`; `follow` links of a path that the user named."""
+    """Read the content of a file of at most `most_bytes`; `follow` links of a path that the user named."""
     descriptor = _open(path, most_bytes=most_bytes, follow=follow)
     try:
         with os.fdopen(descriptor, "rb") as file:
@@ -99,7 +99,7 @@ def read_bytes(path: Path, *, most_bytes: int, follow: bool = False) -> bytes:
 
 
 def read_text(path: Path, *, most_bytes: int, follow: bool = False) -> str:
-    """The text of a file of at most `most_bytes`."""
+    """Read the text of a file of at most `most_bytes`."""
     try:
         return read_bytes(path, most_bytes=most_bytes, follow=follow).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -107,12 +107,12 @@ def read_text(path: Path, *, most_bytes: int, follow: bool = False) -> str:
 
 
 def read_json(path: Path, *, most_bytes: int = MAX_JSON_BYTES) -> Any:
-    """The value in a JSON file."""
+    """Read the value in a JSON file."""
     return parse_json(read_bytes(path, most_bytes=most_bytes), path)
 
 
 def parse_json(content: bytes | str, where: Path | str) -> Any:
-    """The value that `content` holds; `where` is named in errors. NaN and infinity are null."""
+    """Parse the value that `content` holds; `where` is named in errors. NaN and infinity are null."""
     try:
         return json.loads(content, parse_constant=lambda _: None)
     except RecursionError:

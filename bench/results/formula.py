@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # they take a second, and `--help` needs the names of metrics
     from .round_times import ByRound, RoundTimes
 
 SINGLE = "single"
-"""The timed phase of the case of `single` that a case is held against; itself it has none."""
+"""The timed phase of the case of `single` that a case is compared with; `single` itself has none."""
 
 
 @dataclass(frozen=True)

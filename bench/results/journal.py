@@ -232,7 +232,7 @@ class Journal:
 
 
 def read(folder: Path) -> State:
-    """The state that a folder's log tells. Raises UsageError where there is none, or it is damaged."""
+    """Read the state that a folder's log tells. Raises UsageError where there is none, or it is damaged."""
     if not (folder / JOURNAL).is_file():
         raise UsageError(f"{folder} has no {JOURNAL}: no run that could be resumed; name a run's folder")
     return _read_state(folder / JOURNAL)[0]
@@ -287,7 +287,7 @@ def _read_events(path: Path) -> Iterator[tuple[Event, int]]:
 
 
 def _parse_event(line: bytes) -> Event:
-    """The event on a line. Raises ValueError, of which `json.JSONDecodeError` says that it is no JSON."""
+    """Parse the event on a line. Raises ValueError; its `json.JSONDecodeError` means no JSON."""
     try:
         return _DECODER.decode(line)
     except (msgspec.DecodeError, RecursionError):  # also for a lone surrogate, in a text of the user's

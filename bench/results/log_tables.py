@@ -39,7 +39,7 @@ class LogTables:
     times: RoundTimes
 
     def list_pairs(self) -> list[tuple[str, str]]:
-        """The pairs to compare; a case whose bucket layout another has stands for nothing."""
+        """List the pairs to compare; a case whose bucket layout another has stands for nothing."""
         skipped = {index for index, known in self.state.settled.items() if known.status == "skipped"}
         plan = [p for i, p in enumerate(self.state.plan) if p.skip_reason is None and i not in skipped]
         return list_pairs(CaseResult.from_row(describe_planned_case(CaseOutcome(p))) for p in plan)

@@ -42,7 +42,7 @@ SPEED: tuple[Column, ...] = (
         "units of all timed blocks / time of their longest ranks: slow steps included",
         above=0,
         value=lambda case, times: case.compute_rate(times.timed_ms) * times.num_steps,
-        shown="Throughput, pauses included",
+        shown="Sustained throughput",
     ),
     *(
         declare_number_column(

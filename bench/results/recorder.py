@@ -55,7 +55,7 @@ class Recorder:
 
     @classmethod
     def begin(cls, plan: Sequence[Planned], writer: RunWriter) -> Recorder:
-        """The record of a new run. Raises OSError where it cannot be written."""
+        """Begin the record of a new run. Raises OSError where it cannot be written."""
         journal = Journal(writer.folder)
         for first in range(0, len(plan), PLAN_CASES):
             journal.write(Plan(cases=tuple(plan[first : first + PLAN_CASES]), version=VERSION), sync=True)
@@ -63,7 +63,7 @@ class Recorder:
 
     @classmethod
     def reopen(cls, folder: Path) -> Recorder:
-        """The record of a run that broke off; what it had half-written is cut off."""
+        """Reopen the record of a run that broke off; what it had half-written is cut off."""
         try:
             journal = Journal(folder)
             if not journal.state.plan:
@@ -130,7 +130,7 @@ class Recorder:
             return self.writer.append_failure(case_id, text)
 
     def add_block(self, *what: Any) -> None:
-        """A block of these workers; `what` as in `Block.from_times`."""
+        """Add a block of these workers; `what` as in `Block.from_times`."""
         block = Block.from_times(self.launch, *what)
         self.append_event(block)
         self._add_block(block)
@@ -146,7 +146,7 @@ class Recorder:
             self.timed_s += longest_s
 
     def add_trace(self, case_id: str, rank: int, trace: bytes) -> None:
-        """A gzipped Chrome trace of one rank; a later one of the same case replaces it."""
+        """Add a gzipped Chrome trace of one rank; a later one of the same case replaces it."""
         with self._report_write_errors():
             self.writer.write_trace(f"{case_id}-rank{rank}.json.gz", trace)
 
@@ -192,6 +192,6 @@ class Recorder:
             raise UsageError(f"{self.folder} {why}") from None
 
     def compute_half_width(self) -> float:
-        """The widest throughput interval as last refreshed, a fraction; NaN where one is unknown."""
+        """Compute the widest throughput interval as last refreshed, a fraction; NaN where one is unknown."""
         widths = compute_rate_half_widths(self.tables.cases, with_single=True).values()
         return math.nan if any(map(math.isnan, widths)) else max(widths, default=math.nan)

@@ -125,7 +125,7 @@ class CaseTimes:
         return ", ".join(sorted(known, key=lambda why: -self.throttled_by[why])) or None
 
     def find_slowest_rank(self) -> int | None:
-        """The rank that most often took longest, the lowest of several; None without a `no_sync` block."""
+        """Find the rank that most often took longest, the lowest of several; None without `no_sync`."""
         return min(self.slowest, key=lambda rank: (-self.slowest[rank], rank), default=None)
 
     def compute_percentile_ms(self, percent: float) -> float:
@@ -178,7 +178,7 @@ class RoundTimes:
         return {name: case.step_ms[phase] for name, case in self.cases.items() if phase in case.step_ms}
 
     def fit_steps(self) -> FittedSteps:
-        """The typical step times of all cases, of one fit."""
+        """Return the typical step times of all cases, of one fit."""
         return FittedSteps(
             {(c, p): rounds for p in FITTED_PHASES for c, rounds in self.collect_step_ms(p).items()}
         )

@@ -43,7 +43,7 @@ def name_failure_file(case_id: str) -> str:
 
 
 def format_path(path: Path) -> str:
-    """A path for the terminal: relative to the current folder where it lies below it."""
+    """Format a path for the terminal: relative to the current folder where it lies below it."""
     return os.path.relpath(path) if path.resolve().is_relative_to(Path.cwd()) else str(path)
 
 

@@ -124,7 +124,7 @@ def suppress_errors() -> contextlib.AbstractContextManager[None]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a run's folder. Raises UsageError where it is missing, damaged or of another schema."""
+    """Read the manifest of a run's folder. Raises UsageError if missing, damaged or of another schema."""
     path = folder / MANIFEST
     if not os.path.isfile(path):  # noqa: PTH113 - Path's raises where a name is too long
         raise UsageError(f"{folder} is not a results folder: it has no {MANIFEST}; name a run's folder")

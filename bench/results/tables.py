@@ -156,7 +156,7 @@ def _parse_columns(content: bytes, header: Sequence[str], columns: Sequence[Colu
 
 
 def _check_cells(cells: pd.Series[Any], column: Column, content: bytes) -> Any:
-    """The cells of a column with its type. Raises ValueError for any that it does not allow, or may not."""
+    """Return the cells of a column with its type. Raises ValueError for any that it does not allow."""
     refused: Any
     has_missing = (column.needed or column.kind != "text") and cells.hasnans
     if column.kind == "text":
@@ -197,7 +197,7 @@ def _parse_rows(
 
 
 def _read_lines(file: BinaryIO) -> Iterator[str]:
-    """The lines of a file, which was written as a whole; ValueError for one that no run writes."""
+    """Read the lines of a file, which was written as a whole; ValueError for one that no run writes."""
     while line := file.readline(MAX_LINE):
         if len(line) == MAX_LINE:
             raise ValueError(f"a line is longer than {MAX_LINE} characters")
@@ -216,7 +216,7 @@ def _parse_value(column: Column, cell: str) -> Any:
 
 
 def encode_csv(lines: Iterable[Iterable[str]]) -> bytes:
-    """The content of a table's file."""
+    """Encode the content of a table's file."""
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue().encode("utf-8")
@@ -239,7 +239,7 @@ def write_block_table(path: Path, blocks: Iterable[Block]) -> None:
 
 
 def encode_table(rows: pd.DataFrame) -> bytes:
-    """The content of a table's file, of a frame."""
+    """Encode the content of a table's file, of a frame."""
     content = io.BytesIO(encode_csv([map(str, rows)]))
     content.seek(0, os.SEEK_END)
     for at in range(0, len(rows), _PIECE_ROWS):
@@ -250,7 +250,7 @@ def encode_table(rows: pd.DataFrame) -> bytes:
 
 
 def _format_cells(column: Any) -> list[str]:
-    """The cells of a column as `encode_csv` writes them."""
+    """Format the cells of a column as `encode_csv` writes them."""
     if column.dtype.kind == "f":
         return ["" if x != x else f"{x:.12g}" for x in column.tolist()]  # noqa: PLR0124 - only NaN differs so
     codes, values = pd.factorize(column)  # few of the texts and whole numbers differ
@@ -261,7 +261,7 @@ def _format_cells(column: Any) -> list[str]:
 
 
 def format_csv_value(value: Any) -> str:
-    """A cell that `read_table` reads as `value`; missing and NaN are empty."""
+    """Format a cell that `read_table` reads as `value`; missing and NaN are empty."""
     # The most frequent kinds first: a large run writes millions while its ranks wait.
     if isinstance(value, str):
         return escape_csv_cell(value)

@@ -137,7 +137,7 @@ class CaseRunner:
         self.live.append(live)
 
     def _read_proof(self, case: Case, first: Prepared) -> dict[str, Any]:
-        """The facts of both proofs of a case; what they leave open the user is told."""
+        """Read the facts of both proofs of a case; what they leave open the user is told."""
         gradients, update = first.gradients, first.update
         assert gradients is not None  # it was asked for
         assert update is not None
@@ -160,7 +160,7 @@ class CaseRunner:
             self._groups.add(live.group)
 
     def assign_commands(self, command: m.Command[Any], num_ranks: int) -> dict[int, m.Command[Any]]:
-        """The command for the first ranks; the others wait for its beginning, if all begin it together."""
+        """Return the command for the first ranks; the others wait until it begins, if all begin together."""
         commands: dict[int, m.Command[Any]] = dict.fromkeys(range(num_ranks), command)
         if isinstance(command, m.STEP_COMMANDS):
             wait = m.Wait(gives_caches_back=getattr(command, "gives_caches_back", False))

@@ -130,7 +130,7 @@ class Conductor:
         return begun
 
     def _open_recorder(self, job: Job, begun: Sequence[Begun]) -> Recorder:
-        """The record of the run, whose folder is opened with the first attempt."""
+        """Open the record of the run, whose folder is opened with the first attempt."""
         oom_kills = {one.place.host: one.oom_kills for one in begun if one.oom_kills is not None}
         if (recorder := self._recorder) is not None:
             recorder.update_manifest(restarts=recorder.manifest.restarts + 1)

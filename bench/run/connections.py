@@ -57,7 +57,7 @@ class Worker:
             pass
 
     def receive(self) -> tuple[list[m.AnyAnswer], bool]:
-        """The answers that are whole with what has come, and whether it has gone."""
+        """Receive the answers that are whole with what has come, and whether it has gone."""
         content = _receive_bytes(self.connection)
         self.was_idle |= content is None
         self.received += content or b""
@@ -132,7 +132,7 @@ class Meeting:
         self._selector.register(connection, selectors.EVENT_READ, connection)
 
     def _receive_hello(self, connection: socket.socket) -> m.Hello | None:
-        """The hello of a worker, once it is whole; whoever says anything else is refused."""
+        """Receive the hello of a worker, once it is whole; whoever says anything else is refused."""
         said, _ = self._silent[connection]
         with contextlib.suppress(OSError, ValueError):
             content = connection.recv(MAX_HELLO)

@@ -86,7 +86,7 @@ def name_worker(rank: int) -> str:
 
 
 def add_location(reason: str, *where: str) -> str:
-    """A reason with what is known of where it came from: `ValueError: late bug (net.py:31, in forward)`."""
+    """Return a reason with its known location: `ValueError: late bug (net.py:31, in forward)`."""
     known = "; ".join(filter(None, where))
     return f"{reason} ({known})" if known else reason
 
@@ -103,7 +103,7 @@ def format_failure(title: str, found: Failure) -> str:
 
 
 def find_cause(reports: Mapping[int, Report]) -> tuple[int, Fault] | None:
-    """The rank that did not fail because another one did, else the first that is not well, and its fault."""
+    """Find the rank that failed by itself, else the first that is not well, and its fault."""
     bad = [(rank, report.fault) for rank, report in reports.items() if report.fault is not None]
     own = (one for one in bad if reports[one[0]].is_failure and one[1].is_cause)
     return next(own, next(iter(bad), None))
@@ -158,14 +158,14 @@ def _describe_report(report: Report, *, any_cause: bool) -> str:
 
 
 def compute_preparing_limit_s(settings: ResolvedSettings, case: Case | None = None) -> float:
-    """The time limit of a case's construction, proof and warm-up, or of one all-reduce curve, in seconds."""
+    """Compute the limit in seconds of a case's construction, proof and warm-up, or of an all-reduce curve."""
     num_forwards = split_batch(case).num_forwards * case.accumulate if case else 0
     usual_s = PREPARATION_TIMEOUT_S * (AUTOTUNE_FACTOR if "max-autotune" in settings.axes["compile"] else 1)
     return settings.case_timeout or usual_s + FORWARD_TIMEOUT_S * num_forwards
 
 
 def compute_block_limit_s(settings: ResolvedSettings, longest_step_s: float, step_s: float) -> float:
-    """The time limit of a block, in seconds, by the longest step of its warm-up and by a usual one."""
+    """Compute the limit of a block in seconds, by the longest step of its warm-up and a usual one."""
     usual_s = max(longest_step_s * MIN_BLOCK_STEPS, step_s * settings.count_steps_per_block(step_s))
     return settings.case_timeout or max(MIN_BLOCK_TIMEOUT_S, TIMEOUT_FACTOR * usual_s)
 

@@ -117,7 +117,7 @@ def make_parser(told: CommandHelp = RUN) -> Parser:
 
 
 def parse_settings(arguments: Sequence[str], *, decided: Sequence[str] = ()) -> Settings:
-    """The settings that a command line asks for.
+    """Parse the settings that a command line asks for.
 
     Raises UsageError for what cannot be, and for an option of `decided`, which the caller decides itself.
     """
@@ -209,7 +209,7 @@ def _run_command(options: dict[str, Any], arguments: list[str], there: Launch | 
 
 
 def _read_resumed(folder: Path, changes: Mapping[str, Any], *, is_launched: bool) -> tuple[Settings, bool]:
-    """The settings to go on with in a folder, and whether nothing is left to do there."""
+    """Read the settings to go on with in a folder, and whether nothing is left to do there."""
     from ..results.disk import FolderLock
     from ..results.journal import read
     from . import open_folder

@@ -132,7 +132,7 @@ def _check_code(recorder: Recorder, now: Manifest) -> None:
 
 
 def _find_earlier(folder: Path | None, run_id: str) -> Path | None:
-    """The folder that an earlier attempt of this very launch has begun, if there was one."""
+    """Find the folder that an earlier attempt of this very launch has begun, if there was one."""
     there = read_launch(os.environ)
     if not run_id or (run_id == "none" and not (there and there.torchelastic_restart_count)):
         return None  # torchrun calls every run of one node "none"
@@ -224,7 +224,7 @@ def _record_resume(recorder: Recorder, new: Manifest) -> None:
 
 
 def read_settings(folder: Path, changes: Mapping[str, Any]) -> Settings:
-    """The settings in a run's manifest with `changes`, parsed values by name.
+    """Read the settings in a run's manifest with `changes`, parsed values by name.
 
     Raises UsageError where there is no run to resume, or for a change of what is measured.
     """

@@ -68,7 +68,7 @@ class Processes:
         )
 
     def collect_exit_codes(self, ranks: Iterable[int], *, within_s: float = 2.0) -> dict[int, int]:
-        """The exit codes of workers started here, or minus their signals; those that live on are killed."""
+        """Collect the exit codes of workers started here, or minus their signals; kill those that live on."""
         found = {rank: self._children.pop(rank) for rank in [*ranks] if rank in self._children}
         codes = wait_or_kill([*found.values()], within_s=within_s)
         self.stuck += [one.pid for one, code in zip(found.values(), codes, strict=True) if code is None]
@@ -138,7 +138,7 @@ def make_worker_variables(device_type: str) -> dict[str, str]:
 
 
 def guess_device(settings: Settings) -> str:
-    """The kind of device that torch will find, as far as can be told without it."""
+    """Guess the kind of device that torch will find, as far as can be told without it."""
     seen = bool(describe_gpus()) or any((Path("/dev") / name).exists() for name in OTHER_GPUS)
     return "cuda" if settings.device != "cpu" and seen else "cpu"
 

@@ -46,7 +46,7 @@ def list_passes(case: Case, settings: ResolvedSettings) -> list[str]:
 
 
 def list_fixed_phases(one: Planned | LiveCase, *, round_index: int, settings: ResolvedSettings) -> list[str]:
-    """The phases of a case in a round of a run with `--rounds`, in their order."""
+    """List the phases of a case in a round of a run with `--rounds`, in their order."""
     # Devices that share a core time each other: one look at those is enough.
     looks = round_index == 1 or (round_index % INSTRUMENTED_EVERY == 1 and not one.oversubscribed)
     passes = [phase for phase in list_passes(one.case, settings) if looks or phase not in INSTRUMENTED]
@@ -54,7 +54,7 @@ def list_fixed_phases(one: Planned | LiveCase, *, round_index: int, settings: Re
 
 
 def shuffle_phases(phases: list[str], seed: str) -> list[str]:
-    """Timed steps and those under `no_sync` in random order, what looks inside after them.
+    """Shuffle timed steps and those under `no_sync` in random order, what looks inside after them.
 
     Neither of the two always follows the other: what a block leaves behind would look like exposure.
     """
@@ -76,7 +76,7 @@ def is_traced(case: Case, settings: ResolvedSettings, *, last: bool) -> bool:
 def list_unfinished(
     plan: Sequence[Planned], settings: ResolvedSettings, recorder: Recorder
 ) -> list[tuple[int, Planned]]:
-    """The cases of a plan that have something left to measure, with their places in it."""
+    """List the cases of a plan that have something left to measure, with their places in it."""
     settled = recorder.journal.state.settled
     measured = recorder.list_measured()
 
@@ -161,7 +161,7 @@ class Schedule:
     def plan_round(
         self, live: Sequence[LiveCase], round_index: int, *, resting: Collection[str] = frozenset()
     ) -> dict[int, list[str]]:
-        """The phases of every case to be visited in a round, by its place in the plan.
+        """Plan the phases of every case to be visited in a round, by its place in the plan.
 
         Every case begins with timed blocks alone, as many as an interval takes, whatever they cost.
         """
@@ -248,7 +248,7 @@ class Schedule:
         return self.took_s.get((one.case.case_id, phase), steps * one.step_s)
 
     def estimate_steps(self, phase: str, step_s: float) -> int:
-        """Steps that a block of a phase is expected to take of a case whose step takes so many seconds."""
+        """Estimate the steps of a block of a phase, for a case whose step takes `step_s` seconds."""
         if phase == "calibration":
             return CALIBRATION_STEPS
         return self.settings.count_steps_per_block(step_s) if phase in ("timed", "no_sync") else 1

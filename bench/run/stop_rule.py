@@ -145,7 +145,7 @@ class StopRule:
         return None if limit is None else limit - self._elapsed_s()
 
     def describe_progress(self, num_rounds: float) -> tuple[float, str]:
-        """The share of the run that is done after so many rounds, at most, and the same in words."""
+        """Return the share of the run that is done after so many rounds, at most, and the same in words."""
         spent_s, wanted, limit_s = self._elapsed_s(), self._settings.rounds, self._settings.max_time
         shares = [num_rounds / wanted] if wanted else []
         said = format_s(spent_s) + (f" of at most {format_s(limit_s)}" if limit_s else "")

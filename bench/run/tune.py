@@ -21,8 +21,8 @@ MEANINGS = {"modes": "wrappers to compare: ddp, replicate, fsdp (docs/forms.md) 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command, also in every rank of a launcher, and return its exit code."""
     description = (
-        "Find the DDP setting that trains a model fastest: a race, in which the slowest leave one after "
-        f"another. It is `{get_message_prefix('run')} --preset tune`: other options override what the preset "
+        "Find the DDP setting that trains a model fastest: a race that eliminates slow settings as it "
+        f"goes. It is `{get_message_prefix('run')} --preset tune`: other options override what the preset "
         "says, such as --bucket-cap-mb."
     )
     arguments = sys.argv[1:] if argv is None else argv

@@ -133,8 +133,8 @@ class Workers:
                 where = f"{os.environ.get('MASTER_ADDR', m.LOOPBACK)}:{os.environ.get('MASTER_PORT', '')}"
                 who = ", ".join(f"rank {rank}" for rank in late)
                 raise UsageError(
-                    f"{who} did not come to {where} within {MEETING_TIMEOUT_S:g} s; see what holds it up, "
-                    "and start again"
+                    f"{who} did not connect to {where} within {MEETING_TIMEOUT_S:g} s: check that it "
+                    "started and that the port is reachable"
                 )
             for hello, connection in meeting.accept_workers(0.2) if meeting else ():
                 if hello.rank in late and hello.rank not in self._workers:

@@ -52,7 +52,7 @@ class TwoWayFit:
     round_correlation: float
 
     def estimate(self, function: Function, *columns: int) -> Estimate:
-        """`function` of the log ms of these columns; its gradient is taken by central differences."""
+        """Estimate `function` of the log ms of these columns, with its gradient by central differences."""
         at, step = self.log_ms[[*columns]], 1e-5
         distinct, places = np.unique(columns, return_inverse=True)
         gradient = np.zeros(len(distinct))
@@ -62,7 +62,7 @@ class TwoWayFit:
         return Estimate(float(function(at)), *self._compute_error(distinct, gradient))
 
     def _compute_error(self, columns: npt.NDArray[np.int64], gradient: Array) -> tuple[float, float]:
-        """The standard error of a function with this gradient by `columns`, and its degrees of freedom."""
+        """Compute standard error and degrees of freedom of a function with this gradient by `columns`."""
         rounds, level = len(self.round_influence), float(gradient.sum())
         visits = int(self.visits[columns[gradient != 0]].min(initial=rounds))
         case_factor, case_freedom = _compute_ar1_variance(self.case_correlation, visits)
@@ -165,7 +165,7 @@ def _start(x: Array, seen: npt.NDArray[np.bool_]) -> tuple[Array, Array, Array]:
 
 
 def _compute_median(values: Array, *, axis: int) -> Array:
-    """The median of the values that are seen; on a table of few rounds ten times as fast as np.nanmedian."""
+    """Compute the median of the values that are seen, ten times as fast as np.nanmedian on few rounds."""
     ordered = np.sort(values, axis=axis)  # NaN comes last
     count = (~np.isnan(values)).sum(axis=axis, keepdims=True)
     low, high = (np.take_along_axis(ordered, place, axis) for place in ((count - 1) // 2, count // 2))
@@ -174,7 +174,7 @@ def _compute_median(values: Array, *, axis: int) -> Array:
 
 
 def _compute_weighted_mean(values: Array, centre: Array, scale: Array, *, axis: int) -> Array:
-    """The mean of the values that are seen, by Huber's weights of their distances from `centre`."""
+    """Compute the mean of the values that are seen, by Huber's weights of their distances from `centre`."""
     seen = np.isfinite(values)
     size = np.abs(np.where(seen, values - centre, 0.0)) / scale
     weight = np.where(seen, np.minimum(1.0, _TUNING / np.maximum(size, 1e-12)) / scale**2, 0.0)
@@ -224,7 +224,7 @@ def _compute_ar1_variance(correlation: float, n: int) -> tuple[float, float]:
 
 
 def _sum_rows(ratio: float, n: int) -> Array:
-    """Sums of the rows of the n x n matrix of `ratio` to the power of |i - j|."""
+    """Return sums of the rows of the n x n matrix of `ratio` to the power of |i - j|."""
     place = np.arange(n)
     sums: Array = (1 + ratio - ratio ** (place + 1.0) - ratio ** (n - place + 0.0)) / (1 - ratio)
     return sums
@@ -257,7 +257,7 @@ class FittedSteps:
         return all(column in self._places and visits[self._places[column]] for column in columns)
 
     def count_rounds(self, case_id: str) -> int:
-        """Timed rounds of a case."""
+        """Count timed rounds of a case."""
         return self._rounds.get(case_id, 0)
 
     def estimate_ratios(self, pairs: Sequence[tuple[str, str]]) -> list[Interval]:
@@ -272,7 +272,7 @@ class FittedSteps:
         return self.estimate(lambda log_ms: float(factors @ np.exp(log_ms)), *weights)
 
     def estimate(self, function: Function, *columns: Column) -> Estimate:
-        """A function of the log ms of some columns; unknown without any, or where one was not measured."""
+        """Estimate a function of the log ms of some columns; unknown if none is given or one lacks values."""
         if self._fit is None or not columns or not self.has(*columns):
             return UNKNOWN_ESTIMATE
         return self._fit.estimate(function, *(self._places[column] for column in columns))

@@ -39,7 +39,7 @@ class Interval:
         return (self.high - self.low) / (2 * self.estimate) if self.estimate else math.nan
 
     def scale(self, factor: float) -> Interval:
-        """The interval in another unit, or per something; `factor` is positive."""
+        """Return the interval in another unit, or per something; `factor` is positive."""
         return Interval(self.estimate * factor, self.low * factor, self.high * factor)
 
     def shift(self, constant: float) -> Interval:
@@ -50,17 +50,21 @@ class Interval:
         """Return the interval of what is left without a part; it holds whatever the dependence of the two."""
         return Interval(self.estimate - part.estimate, self.low - part.high, self.high - part.low)
 
+    def negate(self) -> Interval:
+        """Return the interval of the value with the other sign."""
+        return Interval(-self.estimate, -self.high, -self.low)
+
     def invert(self, factor: float = 1.0) -> Interval:
         """`factor` over the interval, such as a rate from a time; what was low is high."""
         return Interval(factor / self.estimate, factor / self.high, factor / self.low)
 
     def exponentiate(self) -> Interval:
-        """The interval of what this one is the logarithm of."""
+        """Return the interval of what this one is the logarithm of."""
         # Beyond exp(700) a float overflows; such an interval says nothing anyway.
         return Interval(*(math.exp(min(end, 700.0)) for end in (self.estimate, self.low, self.high)))
 
     def to_columns(self, name: str) -> dict[str, float]:
-        """The cells of a table that hold it: `name`, `name_low` and `name_high`."""
+        """Return the cells of a table that hold it: `name`, `name_low` and `name_high`."""
         return {name: self.estimate, f"{name}_low": self.low, f"{name}_high": self.high}
 
     def is_clear_of(self, value: float) -> bool:
@@ -189,7 +193,7 @@ MIN_OF_QUARTER = 3
 
 
 def average_launches(found: Sequence[Estimate]) -> Estimate:
-    """The mean of what each launch gave; what launches differ by is in its error, by Student's t.
+    """Return the mean of what each launch gave; what launches differ by is in its error, by Student's t.
 
     Of one launch its own estimate: its rounds cannot tell what another launch would add.
     """
@@ -229,7 +233,7 @@ def _estimate_change_within(rounds: Figures) -> float:
 
 
 def estimate_common_value(values: Sequence[Interval]) -> float:
-    """The value that repeated measurements have in common: the mean of their logarithms, by their precision.
+    """Estimate the common value of repeated measurements: the mean of their logarithms, by precision.
 
     Each counts by one over its variance, as in a meta-analysis of a fixed effect. Needs known intervals of
     positive values.

@@ -103,7 +103,7 @@ def _measure_search(watched: Watched) -> dict[str, Any]:
 
 
 def _measure_wait(watched: Watched) -> Measured | None:
-    """Measure the wait for batches: without its CPU time, which workers take too, up to all of it."""
+    """Measure the wait for the loader: without its CPU time, which workers take too, up to all of it."""
     wait_ms = measure_saved_ms(watched.joined, lambda step: step.parts.get("data", 0.0))
     least_ms = measure_saved_ms(
         watched.joined, lambda step: max(step.parts.get("data", 0.0) - step.loading_s, 0.0)

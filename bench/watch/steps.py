@@ -120,7 +120,7 @@ class Step(Row, frozen=True, kw_only=True):
     """Seconds in the watch's own code since the step before was written."""
     search_s: float = 0.0
     loading_s: float = 0.0
-    """CPU seconds of the thread that trains within its wait for batches."""
+    """CPU seconds of the thread that trains within its wait for the loader."""
     accumulated: int = 0
     collectives: int = 0
     gaps: tuple[tuple[float, str, str], ...] = ()

@@ -55,7 +55,7 @@ def read_nccl_version() -> tuple[int | str, ...]:
 
 
 def choose_gpu(local_rank: int) -> torch.device:
-    """The GPU of a rank by its place on its host; where GPUs are too few, ranks share them."""
+    """Choose the GPU of a rank by its place on its host; where GPUs are too few, ranks share them."""
     return torch.device("cuda", local_rank % count_gpus())
 
 
@@ -72,12 +72,12 @@ def make_sharing_variables(rank: int, num_ranks: int) -> dict[str, str]:
 
 
 def read_gpu_uuid(index: int) -> str:
-    """The UUID of a GPU by CUDA's index, as NVML writes it; makes no CUDA context."""
+    """Read the UUID of a GPU by CUDA's index, as NVML writes it; makes no CUDA context."""
     return f"GPU-{torch.cuda.get_device_properties(index).uuid}"
 
 
 def list_seen_gpus(local_rank: int) -> SeenGpus:
-    """The GPUs that this process sees."""
+    """List the GPUs that this process sees."""
     uuids = tuple(read_gpu_uuid(index) for index in range(count_gpus()))
     return SeenGpus(
         host=get_host_name(), local_rank=local_rank, uuids=uuids, facts=tuple(describe_gpus(uuids))
@@ -111,7 +111,7 @@ def find_devices(device: str, local_rank: int) -> Devices:
 
 
 def describe_this_machine(seen: Sequence[SeenGpus]) -> FirstHost:
-    """This machine as a manifest describes it, with the GPUs that its ranks have `seen`, each once."""
+    """Describe this machine as a manifest does, with the GPUs that its ranks have `seen`, each once."""
     known = {uuid: facts for one in seen for uuid, facts in zip(one.uuids, one.facts, strict=False)}
     joined = tuple(describe_pairs(list(known)))
     return msgspec.structs.replace(
@@ -120,7 +120,7 @@ def describe_this_machine(seen: Sequence[SeenGpus]) -> FirstHost:
 
 
 def read_near_cores(device: torch.device, root: Path = Path("/")) -> frozenset[int]:
-    """The cores of a GPU's NUMA node, as the kernel lists them: all where the firmware does not say.
+    """Read the cores of a GPU's NUMA node, as the kernel lists them: all where the firmware does not say.
 
     Empty where it lists none.
     """
@@ -209,7 +209,7 @@ def describe_rank(place: Place, local_rank: int, bound_cores: str) -> RankPlace:
 
 
 def describe_rank_host(asked: Begin, place: RankPlace) -> tuple[FirstHost, dict[str, str]]:
-    """The host of a rank, and what has to be the same of hosts that train together."""
+    """Describe the host of a rank, and what has to be the same of hosts that train together."""
     settings = asked.settings
     own = [list_seen_gpus(place.local_rank)] if settings.device == "cuda" else []
     machine = describe_this_machine(asked.seen or own)
@@ -224,7 +224,7 @@ NCCL_TIMEOUT_S = 60.0
 
 
 def read_nccl_log(asked: AskNccl, device: torch.device) -> str:
-    """Return NCCL's log of a rank in a short job, on `device`; empty where that did not come to its end.
+    """Return NCCL's log of a rank in a short job, on `device`; empty where the job failed.
 
     The job has a process of its own: the log slows what is timed. Those of all ranks meet in the run's store.
     """

@@ -61,7 +61,7 @@ def serve(conductor: socket.socket, modules: Sequence[str]) -> tuple[dict[str, s
 
 
 def _receive_request(conductor: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """The next request, and the descriptor that comes with it, if any; None where the conductor has gone."""
+    """Receive the next request and its descriptor, if any; None where the conductor has gone."""
     line, descriptors = b"", list[int]()
     while not line.endswith(b"\n"):
         content, more, *_ = socket.recv_fds(conductor, 2**16, 1, socket.MSG_CMSG_CLOEXEC)

@@ -173,7 +173,7 @@ class PreparedCase:
         return replay.time_block(self.shared.clock, first=trainer.mode.broadcast_buffers)
 
     def _time_steps(self, step: Callable[[], None], number: int) -> BlockTimes:
-        """A block in which no rank of the case asked a GPU's driver for memory, or the last of some."""
+        """Time a block in which no rank asked a GPU's driver for memory, or the last of some."""
         gpus, lead_in = list_gpus(self.case, self.shared.place), self.trainer.num_lead_in
         for _ in range(MAX_BLOCKS):
             times = run_block(step, number, self.shared.clock, lead_in=lead_in, gpus=gpus)
@@ -211,7 +211,7 @@ def open_case_source(case: Case, shared: Shared) -> BatchSource:
 
 
 def _find_sparse_gradients(trainer: Trainer, buckets: Sequence[Sequence[int]]) -> dict[int, torch.Tensor]:
-    """The sparse gradients of a step of this rank alone, by the number of the bucket that each is."""
+    """Find the sparse gradients of a step of this rank alone, by the number of the bucket that each is."""
     trainer.step_locally()
     found = [one.grad for one in trainer.mode.module.parameters() if one.requires_grad]
     own = {number: found[bucket[0]] for number, bucket in enumerate(buckets)}

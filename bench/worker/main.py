@@ -174,8 +174,8 @@ def join(launch: Launch) -> NoReturn:
 def _give_up() -> None:
     where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     print(
-        f"{get_message_prefix()}: error: rank 0 did not come to {where} within {CONNECT_TIMEOUT_S:g} s; see "
-        "what holds it up, and start again",
+        f"{get_message_prefix()}: error: rank 0 did not open {where} within {CONNECT_TIMEOUT_S:g} s: check "
+        "that it started and that the port is reachable",
         file=sys.stderr,
         flush=True,
     )

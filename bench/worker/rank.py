@@ -136,7 +136,7 @@ class Rank:
         raise AssertionError(command)
 
     def _open(self, asked: m.Open) -> int:
-        """Raises UsageError where the launcher's store is not to be had."""
+        """Open the launcher's store. Raises UsageError where it cannot be reached."""
         if asked.address:
             self.store = join_store()
             self.store.set(ADDRESS_KEY, asked.address)
@@ -220,7 +220,7 @@ class Rank:
         release_memory(self.place.device)
 
     def _find_group(self, command: m.Command[Any]) -> dist.ProcessGroup | None:
-        """The process group through which the ranks of a command's case communicate."""
+        """Find the process group through which the ranks of a command's case communicate."""
         match command:
             case m.Prepare(case=case):
                 return self._groups.get((case.num_ranks, case.backend))

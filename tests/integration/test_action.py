@@ -241,7 +241,7 @@ def test_the_step_fails_on_the_verdicts_that_are_chosen(
     step, github, monkeypatch, code, said, fails_on, ends, verdict
 ):
     heading = f"## ddp-bench gate: {said}" if said else ""
-    monkeypatch.setattr(step, "gate", lambda *_: (code, heading))
+    monkeypatch.setattr(step, "run_gate", lambda *_: (code, heading))
     monkeypatch.setenv("FAIL_ON", fails_on)
     assert step.main() == ends
     outputs = Path("outputs").read_text()
@@ -251,7 +251,7 @@ def test_the_step_fails_on_the_verdicts_that_are_chosen(
 
 def test_a_token_that_may_not_comment_is_no_error(step, github, monkeypatch, capsys):
     """A pull request from a fork has such a token."""
-    monkeypatch.setattr(step, "gate", lambda *_: (0, ""))
+    monkeypatch.setattr(step, "run_gate", lambda *_: (0, ""))
     monkeypatch.setenv("GH_TOKEN", "may-read")
     assert step.main() == 0
     said = capsys.readouterr().err
@@ -260,7 +260,7 @@ def test_a_token_that_may_not_comment_is_no_error(step, github, monkeypatch, cap
 
 
 def test_a_runner_without_gh_has_its_verdict_all_the_same(step, github, monkeypatch, capsys):
-    monkeypatch.setattr(step, "gate", lambda *_: (1, "## ddp-bench gate: regression: it is slower"))
+    monkeypatch.setattr(step, "run_gate", lambda *_: (1, "## ddp-bench gate: regression: it is slower"))
     (github.bin / "gh").unlink()
     monkeypatch.setenv("PATH", str(github.bin))
     assert step.main() == 1
@@ -268,7 +268,7 @@ def test_a_runner_without_gh_has_its_verdict_all_the_same(step, github, monkeypa
 
 
 def test_entries_of_a_matrix_and_later_runs_have_their_own_comment(step, github, monkeypatch):
-    monkeypatch.setattr(step, "gate", lambda *_: (0, "## ddp-bench gate: pass: as fast"))
+    monkeypatch.setattr(step, "run_gate", lambda *_: (0, "## ddp-bench gate: pass: as fast"))
     for entry in ('{"torch": "2.14"}', '{"torch": "2.15"}', '{"torch": "2.14"}'):
         monkeypatch.setenv("MATRIX", entry)
         assert step.main() == 0
@@ -278,7 +278,7 @@ def test_entries_of_a_matrix_and_later_runs_have_their_own_comment(step, github,
 
 def test_arguments_keep_their_quotes(step, monkeypatch):
     seen = []
-    monkeypatch.setattr(step, "gate", lambda of_run, _: seen.append(of_run) or (0, ""))
+    monkeypatch.setattr(step, "run_gate", lambda of_run, _: seen.append(of_run) or (0, ""))
     monkeypatch.setenv("RUN", "--name 'my net' --gpus 2")
     step.main()
     assert seen == [["--name", "my net", "--gpus", "2"]]

@@ -11,7 +11,13 @@ FRAGMENT = re.compile(
 )
 MODULES = sorted(
     path
-    for top, pattern in (("bench", "**/*.py"), ("models", "*.py"), ("report", "*.py"), ("ddp_bench", "*.py"))
+    for top, pattern in (
+        ("bench", "**/*.py"),
+        ("models", "*.py"),
+        ("report", "*.py"),
+        ("ddp_bench", "*.py"),
+        (".github", "*.py"),
+    )
     for path in (ROOT / top).glob(pattern)
 )
 

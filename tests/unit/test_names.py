@@ -15,8 +15,21 @@ VERBS = (
     *("give", "grade", "greet", "group", "grow", "guard", "guess", "handle", "has", "hash", "hide", "hold"),
     *("hook", "ignore", "import", "inline", "inspect", "install", "interrupt", "invert", "is", "join"),
     *("judge", "keep", "label", "launch", "leave", "let", "list", "listen", "load", "log", "make", "map"),
-    *("mark", "measure", "meet", "merge", "monitor", "move", "name", "normalise", "note", "notify"),
-    *("observe", "open", "pair", "parse", "partition", "pause", "perturb", "pin", "plan", "poll", "predict"),
+    *("mark", "measure", "meet", "merge", "monitor", "move", "name", "negate", "normalise", "note", "notify"),
+    *(
+        "observe",
+        "open",
+        "pair",
+        "parse",
+        "partition",
+        "pause",
+        "perturb",
+        "pin",
+        "plan",
+        "poll",
+        "post",
+        "predict",
+    ),
     *("prepare", "print", "probe", "profile", "propagate", "propose", "prove", "prune", "publish", "quote"),
     *("raise", "read", "rebuild", "receive", "record", "reduce", "refresh", "refuse", "register"),
     *("rehearse", "release", "remove", "render", "reopen", "repair", "replace", "report", "require"),
@@ -46,7 +59,7 @@ def odd_names(source):
 
 def test_every_function_begins_with_a_verb():
     paths = [path for top in ("bench", "models", "report") for path in sorted((ROOT / top).rglob("*.py"))]
-    paths += sorted((ROOT / "ddp_bench").glob("*.py"))
+    paths += sorted([*(ROOT / "ddp_bench").glob("*.py"), *(ROOT / ".github").glob("*.py")])
     odd = [
         f"{path.relative_to(ROOT)}: {name}" for path in paths for name in odd_names(path.read_text("utf-8"))
     ]

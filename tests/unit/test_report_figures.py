@@ -100,7 +100,7 @@ def test_hundreds_of_rounds_are_still_a_small_drawing():
 
 def figure(cases, comparisons=()):
     made = run(cases)
-    return draw_breakdown(group_workloads(made.results)[0], comparisons, made.typical, key="k")
+    return draw_breakdown(group_workloads(made.results)[0], comparisons, made, key="k")
 
 
 def parts_of(row):
@@ -153,7 +153,7 @@ def test_a_setting_is_drawn_only_where_its_step_is_known_to_differ():
     shown = figure(cases, comparisons)
     drawn = ("default", "default, without overlap", "25 MiB", "1 MiB")
     assert labels(shown) == [f"DDP, 2 GPUs, cap {cap}" for cap in drawn]
-    assert "not known to differ" in shown.note
+    assert "not significantly different" in shown.note
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def against_default(*bounds):
 def test_a_caption_names_a_cap_only_where_it_is_known_to_differ_and_the_axis_says_the_band(bounds, said):
     shown = against_default(*bounds)
     assert shown.caption.removeprefix("On 2 GPUs ").startswith(said)
-    assert canvas_of(shown).axes[0].get_xlabel().endswith("\nshaded: within 5% counts as equal")
+    assert canvas_of(shown).axes[0].get_xlabel().endswith("\nshaded: within the margin of 5%")
 
 
 def test_a_setting_that_is_faster_is_drawn_beside_the_default():
