@@ -75,7 +75,11 @@ def describe_status(manifest: Manifest, cases: Sequence[CaseResult], verdicts: S
         said = "undecided"
     else:
         every = answered == len(verdicts)
-        said = "answered" if every else f"{answered} of {format_count(len(verdicts), 'question')} answered"
+        said = (
+            "every question answered"
+            if every
+            else f"{answered} of {format_count(len(verdicts), 'question')} answered"
+        )
     rounds = max((case.num_rounds for case in ok), default=0)
     took = manifest.timing.measuring_s
     interrupted = why == "interrupted"
@@ -87,7 +91,7 @@ def describe_status(manifest: Manifest, cases: Sequence[CaseResult], verdicts: S
         f"{num_skipped:,d} skipped" if num_skipped else "",
         format_count(rounds, "round") if rounds else "",
         f"{format_rough_duration(took)} of measuring" if took else "",
-        f"ended: {why}" if why and not interrupted else "",
+        f"end of measuring: {why}" if why and not interrupted else "",
     )
     return " · ".join(part for part in parts if part)
 

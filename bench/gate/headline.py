@@ -23,7 +23,7 @@ TONES: Mapping[Word, Tone] = {
 }
 
 NEXT_STEPS: Mapping[Word, str] = {
-    "pass": "accept the candidate: each case is slower by less than the limit, or not slower",
+    "pass": "accept the candidate: no case is slower by the limit or more",
     "regression": "keep the baseline: find the cause first, by bisecting what differs between the sides, or "
     "by comparing where a step's time goes in the report of a run of each",
     "missing": "read the candidate's log: --out DIR keeps it; --allow-missing passes without the case",
