@@ -122,6 +122,8 @@ def answer_by_ratio(
         fact = f"{few}: {fact}"
     else:
         few = f"{faster} is faster{'' if is_found else f', by less than {margin}'}"
+        if is_found and is_slower and not turns:
+            fact = f"{first} is slower than {second}: {ratio} as fast{where}"
         fact = fact if is_found else f"{fact}; within your {margin} margin"
     return Verdict(
         question=question,

@@ -323,7 +323,9 @@ def _compute_badness(comparison: Change) -> tuple[int, float]:
     if comparison.ratio is not None and comparison.column is not None:
         ratio, is_better = comparison.ratio, comparison.column.higher_is_better
         end = ratio.low if is_better else ratio.high
-        change = (end if comparison.verdict == "undecided" else ratio.estimate) - 1
-        worse = 0.0 if math.isnan(change) else -change if is_better else change
+        # Of what is within the limit, or may not be, the end that is nearest to it; memory has no ends.
+        by_end = comparison.verdict in ("undecided", "no regression") and not math.isnan(end)
+        change = (end if by_end else ratio.estimate) - 1
+        worse = -change if is_better else change
     is_gain = comparison.verdict == "informational" and worse < 0
     return VERDICTS.index("improved" if is_gain else comparison.verdict), -worse

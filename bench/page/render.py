@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from ..common.text import escape_markdown as escaped
 from . import drawing
@@ -78,9 +79,10 @@ def _split_options(command: str) -> list[str]:
     return re.split(r" (?=--)", command)
 
 
-def _keep_unbroken(shown: str) -> str:
-    """Keep an interval on one line: a word joiner follows its dash."""
-    return shown.replace("\N{EN DASH}", "\N{EN DASH}\N{WORD JOINER}")
+def _keep_unbroken(shown: str) -> Markup:
+    """Keep an interval on one line by a word joiner, and an option, which may be copied, by a span."""
+    text = str(escape(shown)).replace("\N{EN DASH}", "\N{EN DASH}\N{WORD JOINER}")
+    return Markup(re.sub(r"--[a-z][\w-]*", r'<span class="option">\g<0></span>', text))  # noqa: S704 - escaped above
 
 
 def _quote_css(text: str) -> str:
