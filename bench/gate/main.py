@@ -43,10 +43,10 @@ def make_parser() -> cli.Parser:
     what.add_argument(
         "--interleave",
         metavar="REF",
-        help="measure both sides now: the candidate is the current code, the baseline git reference REF of "
-        "the repository that holds the --workload (without one, of ddp-bench's own). `.` uses the current "
-        "code on both sides, to compare environments (--python, --env) or to test the noise. Arguments after "
-        f"-- go to {cli.get_message_prefix('run')}",
+        help="measure both sides now: the candidate is your current code, the baseline commit or branch REF "
+        "of the repository that holds the --workload. Without --workload it is the repository of ddp-bench. "
+        "`.` uses the current code on both sides, to compare environments (--python, --env) or to test the "
+        f"noise. Arguments after -- go to {cli.get_message_prefix('run')}",
     )
     how = made.add_argument_group("how to judge")
     how.add_argument(
@@ -95,8 +95,9 @@ def make_parser() -> cli.Parser:
     measure.add_argument(
         "--python",
         metavar="PATH",
-        help="the baseline's interpreter, of another environment such as one with an old PyTorch; install "
-        "ddp-bench there for its packages, the code that runs is this one (default: this interpreter)",
+        help="the baseline's interpreter, of another environment such as one with an old PyTorch. Install "
+        "ddp-bench there to get its dependencies; both sides run the ddp-bench that you call (default: this "
+        "interpreter)",
     )
     for name, side in (("--env", "candidate"), ("--baseline-env", "baseline")):
         measure.add_argument(

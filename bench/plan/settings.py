@@ -79,7 +79,7 @@ class Settings:
     gpus: tuple[int, ...] | None = make_option(
         None,
         make_csv_parser(parse_positive_int),
-        "device counts (which: CUDA_VISIBLE_DEVICES); CPU cores without GPUs (default: 1, 2, 4 … all)",
+        "device counts; CUDA_VISIBLE_DEVICES chooses GPUs; CPU cores without GPUs (default: 1, 2, 4 … all)",
         "N,…",
     )
     arch: str | None = make_option(
@@ -92,7 +92,7 @@ class Settings:
         "package.module:name",
     )
     batch_size: tuple[int, ...] | None = make_option(
-        None, _parse_ascending, "samples per device (default: CPU 16, GPU what fits)", "N,…"
+        None, _parse_ascending, "samples per device (default: CPU 16, GPU 32 to 256 by its memory)", "N,…"
     )
     image_size: int | None = make_option(
         None, parse_positive_int, "pixels of a side (default: CPU 32, GPU 224)", "N"
@@ -146,8 +146,8 @@ class Settings:
     max_time: float | None = make_option(
         None,
         parse_duration_s,
-        "limit of the rounds, such as 90s or 2h; with --resume the total, earlier rounds included; proofs "
-        "and compilers are extra "
+        "limit of the rounds, such as 90s or 2h, of all attempts with --resume; start-up, checks of "
+        "correctness and compilers take time besides "
         f"(default: CPU {MAX_TIME_S['cpu']:g}s, GPU {MAX_TIME_S['cuda'] / 60:g}m)",
         "10m",
     )

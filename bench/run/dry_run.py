@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -12,7 +11,6 @@ from ..common.console import format_s
 from ..common.numbers import format_count
 from ..common.text import escape_controls, format_list, to_json
 from ..findings.wording import format_devices, label_planned_case, name_samples, name_workload_parts
-from ..plan import sweep as plan
 from ..plan.settings import AXES, format_value
 from ..results.case_result import CaseResult
 from ..stats.fit import MIN_ROUNDS
@@ -20,7 +18,7 @@ from ..worker import messages as m
 from .conductor import begin_ranks
 from .failures import START_TIMEOUT_S
 from .job import Job
-from .schedule import INSTRUMENTED, SHARES, draw_round_order, list_passes
+from .schedule import INSTRUMENTED, SHARES, list_passes
 from .stop_rule import estimate_duration_s
 from .workers import Workers
 
@@ -73,7 +71,7 @@ def show_plan(workers: Workers, job: Job, *, as_json: bool = False) -> None:
             f"{len(job.plan)} cases, {len(runnable)} to measure, on {here}; {', '.join(trained)}:"
         )
     )
-    rows = _format_rows(job, runnable, name_samples(as_planned))
+    rows = _format_rows(job, name_samples(as_planned))
     if len(rows) > MAX_ROWS:
         rows[NUM_FIRST:-NUM_FIRST] = [f"  … {len(rows) - 2 * NUM_FIRST} more cases; --json lists all of them"]
         rows += _summarize_plan(job)
@@ -85,7 +83,8 @@ def show_plan(workers: Workers, job: Job, *, as_json: bool = False) -> None:
     )
     limit = "" if job.settings.max_time is None else f", limit {format_s(job.settings.max_time)}"
     few = f"; intervals need {MIN_ROUNDS}" if least < MIN_ROUNDS else ""
-    num = f"about {least:,d} to {most:,d} rounds, fewer where communication is slow"
+    num = f"{least:,d} to {most:,d}" if least < most else f"{most:,d}"
+    num = f"about {num} rounds, fewer where communication is slow"
     fitting = f"{most:,d} rounds" if is_fixed else num
     print(
         f"Expected time: about {format_s(preparing_s)} of start-up, to prove and warm up every case, and "
@@ -93,18 +92,15 @@ def show_plan(workers: Workers, job: Job, *, as_json: bool = False) -> None:
     )
 
 
-def _format_rows(job: Job, runnable: Sequence[plan.Planned], noun: str) -> list[str]:
+def _format_rows(job: Job, noun: str) -> list[str]:
     """Write a line for each case."""
-    order = draw_round_order(len(runnable), seed=job.settings.seed, round_index=1)
-    place = {runnable[i].case.case_id: position + 1 for position, i in enumerate(order)}
     sizes = job.settings.batch_size or ()
     names = [label_planned_case(p.case, sizes) for p in job.plan]
     width = max(map(len, names))
     rows = []
     for name, p in zip(names, job.plan, strict=True):
-        what = f"skipped: {p.skip_reason}" if p.skip_reason else f"place {place[p.case.case_id]} in round 1"
-        more = ", oversubscribed" if p.oversubscribed and not p.skip_reason else ""
-        rows.append(f"  {name:<{width}}  {p.case.global_batch:>5} {noun}/step  {what}{more}")
+        what = f"skipped: {p.skip_reason}" if p.skip_reason else "oversubscribed" * p.oversubscribed
+        rows.append(f"  {name:<{width}}  {p.case.global_batch:>5} {noun}/step  {what}".rstrip())
     return rows
 
 

@@ -38,7 +38,7 @@ GROUPS = {
 """Settings by the title of their group in `--help`, in the order of reading."""
 
 
-COMMON = ("modes", "gpus", "workload", "batch_size", "bucket_cap_mb", "comm_hook", "max_time", "dry_run")
+COMMON = ("modes", "gpus", "workload", "batch_size", "precision", "bucket_cap_mb", "max_time", "dry_run")
 """Options that `--help` shows; `--help-all` shows all."""
 
 
