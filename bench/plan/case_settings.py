@@ -67,7 +67,7 @@ class DdpSettings:
     bucket_cap_mb: Caps = _make_axis(  # noqa: RUF009 - a field
         PYTORCH_CAPS,
         parse_bucket_caps,
-        "DDP bucket caps in MiB: a number, FIRST/OTHERS such as 4/50, or `default`, which is PyTorch's 1/25",
+        "bucket caps in MiB: N, FIRST/OTHERS such as 4/50, or PyTorch's `default`, 1/25",
         "CAP,…",
         column="`default`, a number of MiB, `0`, or a `/`-separated list per bucket",
         short="cap",

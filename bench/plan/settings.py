@@ -92,7 +92,7 @@ class Settings:
         "package.module:name",
     )
     batch_size: tuple[int, ...] | None = make_option(
-        None, _parse_ascending, "samples per device (default: CPU 16, GPU 32 to 256 by its memory)", "N,…"
+        None, _parse_ascending, "samples per device (default: CPU 16, GPU 32 to 256)", "N,…"
     )
     image_size: int | None = make_option(
         None, parse_positive_int, "pixels of a side (default: CPU 32, GPU 224)", "N"
@@ -146,8 +146,8 @@ class Settings:
     max_time: float | None = make_option(
         None,
         parse_duration_s,
-        "limit of the rounds, such as 90s or 2h, of all attempts with --resume; start-up, checks of "
-        "correctness and compilers take time besides "
+        "limit of the rounds (90s, 2h), of all attempts with --resume; start-up and proofs of correctness "
+        "take time besides "
         f"(default: CPU {MAX_TIME_S['cpu']:g}s, GPU {MAX_TIME_S['cuda'] / 60:g}m)",
         "10m",
     )

@@ -28,8 +28,10 @@ GROUPS = {
         *("modes", "gpus", "share_gpus", "device", "scaling", "sweep", "passes", "trace", "telemetry"),
         *("allreduce_curve", "calibrate"),
     ),
-    "model and data": (*("arch", "workload", "batch_size", "image_size", "data", "data_workers", "seed"),),
-    "how a step is computed": ("precision", *STEP_DEFAULTS, "numa_bind"),
+    "model and data": (
+        *("arch", "workload", "batch_size", "precision", "image_size", "data", "data_workers", "seed"),
+    ),
+    "how a step is computed": (*STEP_DEFAULTS, "numa_bind"),
     "DDP settings": (*DDP_DEFAULTS, "backend"),
     "settings of replicate, FSDP2 and pipelines": tuple(MODE_DEFAULTS)[len(DDP_DEFAULTS) :],
     "how long": (*("margin", "max_time", "rounds", "precision_target", "race", "steps", "case_timeout"),),

@@ -120,7 +120,7 @@ def test_words_in_a_column_of_numbers_stay_last_whichever_way_it_is_sorted(open_
 
 def test_changes_are_sorted_with_their_sign(open_gate_page):
     tab = open_gate_page()
-    table = tab.locator("section[data-grid]").first
+    table = tab.locator("section[data-grid]", has=tab.locator("thead th", has_text="Change")).first
     header = table.locator("thead th", has_text="Change").first
     header.get_by_role("button").click()
     changes = [cell for cell in column(table, header.inner_text().strip()) if "(" in cell]

@@ -18,7 +18,7 @@ from ddp_bench.bench.modes import Place
 from ddp_bench.bench.modes.base import SingleMode
 from ddp_bench.bench.results.block_times import BlockTimes, DeviceMemory
 from ddp_bench.bench.worker import rank
-from ddp_bench.bench.worker.facts import Warmed, make_case_facts
+from ddp_bench.bench.worker.facts import Prepared, make_case_facts
 from ddp_bench.bench.worker.held_case import PreparedCase, Shared
 from ddp_bench.bench.worker.messages import Settle, Wait
 from ddp_bench.bench.worker.rank import Rank
@@ -108,8 +108,8 @@ def case(mode):
 
 
 def facts(mode, *by_rank):
-    warmed = [Warmed(times=BlockTimes(1.0, (1.0,)), memory=memory) for memory in by_rank]
-    return make_case_facts(case(mode), warmed)
+    ranks = [Prepared(times=BlockTimes(1.0, (1.0,)), memory=memory) for memory in by_rank]
+    return make_case_facts(case(mode), ranks)
 
 
 @pytest.mark.parametrize(
