@@ -45,6 +45,8 @@ def describe_verdict(gate: Gate) -> str:
 def get_next_step(gate: Gate) -> NextStep | None:
     """Return the next thing to do, the command that does it where there is one."""
     step = NEXT_STEPS.get(gate.decision.verdict)
+    if gate.decision.verdict == "pass" and not gate.interleaved:
+        step = "accept the candidate if the machine was the same: the runs were not interleaved"
     return gate.more or (NextStep(step, "") if step else None)
 
 

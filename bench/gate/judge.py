@@ -61,9 +61,9 @@ class EndErrors:
 
     def __str__(self) -> str:
         if self.worse == self.better:
-            return f"each holds with {100 * (1 - 2 * self.worse):.4g}%"
+            return f"hold with {100 * (1 - 2 * self.worse):.4g}% confidence"
         worse, better = (f"{100 * (1 - error):.4g}%" for error in (self.worse, self.better))
-        return f"the worse end of each holds with {worse}, the better end with {better}"
+        return f"hold with {worse} confidence towards slower, and with {better} towards faster"
 
 
 class Change(Record, frozen=True, omit_defaults=False):

@@ -85,7 +85,7 @@ def make_parser() -> cli.Parser:
     measure.add_argument(
         "--max-time",
         metavar="TIME",
-        help="end with the last launch that fits into this time (10m), with the verdict reached by then",
+        help="limit such as 10m: end with the last launch that fits, with the verdict reached by then",
     )
     measure.add_argument(
         "--dry-run",

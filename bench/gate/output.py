@@ -97,8 +97,10 @@ def list_notes(gate: Gate) -> list[str]:
     compared = [c for c in gate.comparisons if c.ratio is not None]
     if compared:
         most = f"at most {100 * MAX_ERROR:g}%"
-        bound = f"; {most} of gates report a false regression, and {most} pass a slowdown of the whole limit"
-        said = f"Change: candidate / baseline - 1. Intervals: {gate.errors}"
+        bound = (
+            f"; {most} of gates report a false regression, and {most} pass a candidate slower by the limit"
+        )
+        said = f"Change: candidate / baseline - 1. Intervals {gate.errors}"
         lines.append(f"{said}{bound * gate.interleaved}.")
         if any(c.verdict == "informational" for c in gate.shown):
             lines.append(
@@ -107,15 +109,15 @@ def list_notes(gate: Gate) -> list[str]:
             )
         lines += _describe_launches(gate)
     if gate.steps:
-        lines.append("Times of steps have 95% intervals; their difference has the interval of the change.")
+        lines.append("Times of steps have 95% intervals; their difference has the confidence of the change.")
     if any(c.column is not None and c.column.in_parts_of for c in gate.shown):
         lines.append("The change of exposed communication is in percent of the baseline's step.")
     shown = gate.shown
     if hidden := [c for c in compared if c not in shown]:
         names = [*dict.fromkeys(c.column.label for c in hidden if c.column is not None)]
         lines.append(
-            f"Not shown: {format_count(len(hidden), 'change')} of metrics that cannot fail the gate, within "
-            f"their limit or undecided ({format_list(names)}); --strict lets every metric fail it."
+            f"Not shown: {format_count(len(hidden), 'change')} of {format_list(names)}, which cannot fail "
+            "the gate and have no certain change beyond the limit; --strict lets every metric fail it."
         )
     if gate.only_in_candidate:
         lines.append(f"Only in the candidate, not gated: {'; '.join(gate.only_in_candidate)}.")
@@ -151,8 +153,13 @@ def _describe_launches(gate: Gate) -> list[str]:
     if gate.num_launches == 1:
         return [f"{turns}: another launch may differ by more."]
     lines = [f"{turns}: intervals include launch-to-launch, not day-to-day, variation."]
+    if gate.decision.verdict == "pass":
+        rates = [
+            c.ratio.low for c in gate.comparisons if c.decides and c.metric == "images_per_s" and c.ratio
+        ]
+        lines.append(f"No case is slower by more than {100 * max(1 - min(rates), 0.0):.2g}%.")
     if (width := gate.compute_resolvable_change()) is not None:
-        lines.append(f"This gate can resolve changes of about ±{100 * width:.2g}%.")
+        lines.append(f"A gate of as many launches can resolve changes of about ±{100 * width:.2g}%.")
     return lines
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup, escape
 
 from ..common.text import escape_markdown as escaped
 from . import drawing
@@ -79,10 +79,10 @@ def _split_options(command: str) -> list[str]:
     return re.split(r" (?=--)", command)
 
 
-def _keep_unbroken(shown: str) -> Markup:
-    """Keep an interval on one line by a word joiner, and an option, which may be copied, by a span."""
-    text = str(escape(shown)).replace("\N{EN DASH}", "\N{EN DASH}\N{WORD JOINER}")
-    return Markup(re.sub(r"--[a-z][\w-]*", r'<span class="option">\g<0></span>', text))  # noqa: S704 - escaped above
+def _keep_unbroken(shown: str) -> str:
+    """Escape a text, in which an interval stays on one line by a word joiner, and an option by a span."""
+    text = html.escape(shown).replace("\N{EN DASH}", "\N{EN DASH}\N{WORD JOINER}")
+    return re.sub(r"--[a-z][\w-]*", r'<span class="option">\g<0></span>', text)
 
 
 def _quote_css(text: str) -> str:

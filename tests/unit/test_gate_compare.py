@@ -174,7 +174,7 @@ def test_conditions_that_may_be_the_change_itself_are_told_and_do_not_block():
     gate = gated(STEADY, other)
     assert [d.name for d in gate.differences if not d.blocking] == ["python", "ddp-bench commit"]
     assert (gate.exit_code, gate.more) == (0, None)
-    assert sentence(gate).endswith(". Accept the candidate.")
+    assert sentence(gate).endswith(". Accept the candidate if the machine was the same.")
 
 
 def test_too_few_rounds_or_nothing_in_common():
