@@ -117,7 +117,7 @@ def measure_alike(
         )
     whole = write_command(baseline, out=None)
     return DecidingCommand(
-        "measure the candidate with the options of the baseline, then gate that run", whole
+        "measure the candidate on the baseline's machine with its options, then gate that run", whole
     )
 
 

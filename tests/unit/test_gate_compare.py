@@ -57,7 +57,7 @@ def test_a_case_that_failed_or_is_gone_fails_the_gate():
         assert gate.comparisons[0].verdict == "missing"
         assert gate.exit_code == 1
         assert gated(base, candidate, allow_missing=True).exit_code == 0
-        is_alike = gate.more is not None and "options of the baseline" in gate.more.why
+        is_alike = gate.more is not None and "its options" in gate.more.why
         assert is_alike == (reason == "not in the candidate"), "one that failed would fail again"
     more = gated(without, base)
     assert more.only_in_candidate == ("DDP, 2 CPU cores, cap default",)
@@ -147,7 +147,7 @@ def test_sides_that_are_not_comparable_are_told_the_command_that_makes_them_so(n
 def test_runs_without_a_common_case_or_with_few_rounds_are_told_the_command_too():
     base = made_run(STEADY, **OPTIONS)
     with pytest.raises(
-        NotComparableError, match=r"options of the baseline.*: python -m bench.run --modes ddp"
+        NotComparableError, match=r"its options, then gate that run: python -m bench.run --modes ddp"
     ):
         gated(of_modes(base, "ddp"), of_modes(base, "single"))
     few = made_run({key: series[:3] for key, series in STEADY.items()}, **OPTIONS)
