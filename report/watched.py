@@ -29,6 +29,9 @@ _HIDDEN_CONDITIONS = ("Settings", "Environment variables")
 """Conditions that a run chooses, and those that may name a person."""
 
 _TERMS = {
+    "Overlap": "the estimated share of communication that costs no time, 1 - exposed / communication alone; 0 "
+    "where communication adds more than it takes alone (the card has the upper limit), empty where the interval "
+    "is wider than 100 percentage points",
     "Exposed": "time that communication adds to a step: the steps beside a probe minus the step without "
     "synchronising",
     "Step without synchronising": "a probe without what its held buckets took, and without the broadcast of "
@@ -60,7 +63,7 @@ def make_watched_page(run: RunData, files: Files) -> Page:
         Section("all-tables", "More tables", tables=[one for one in more if one is not None]),
     )
     told = conditions.group_conditions(manifest, cases)
-    again = write_watch_comparison("after", str(run.path), "after")
+    again = write_watch_comparison("after", baseline=str(run.path))
     subtitle, setup = conditions.write_subtitle(run, measured, "run")
     slowest = write_estimate(found.step) if found.step else ""
     each = f"{format_interval(found.step, 'ms')} per step" if found.step else ""
@@ -141,9 +144,11 @@ def tabulate_ranks(
 def _explain_sum(name: str, rank: WatchedRank, slowest: str) -> str:
     """Explain why the parts of a rank, its step and the step of the slowest rank differ."""
     parts_ms = format_quantity(sum(part.estimate for part in rank.parts.values()), "ms")
-    step = f", its median step takes {format_quantity(rank.step_ms.estimate, 'ms')}" if rank.step_ms else ""
-    last = f", and the slowest rank of a step takes {slowest}" if slowest else ""
-    return f"Each number is a median: the parts of rank {name} add up to {parts_ms}{step}{last}."
+    step = (
+        f" and its median step takes {format_quantity(rank.step_ms.estimate, 'ms')}" if rank.step_ms else ""
+    )
+    last = f" The slowest rank of a step typically takes {slowest}." if slowest else ""
+    return f"Each number is a median over steps: the parts of rank {name} add up to {parts_ms}{step}.{last}"
 
 
 def draw_ranks(manifest: Manifest, ranks: Sequence[WatchedRank], shown: Sequence[str]) -> Figure:

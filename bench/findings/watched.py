@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from ..common.cli import format_command
 from ..common.numbers import format_count, format_interval, format_number
-from ..common.text import begin_sentence, escape_controls
+from ..common.text import escape_controls
 from ..machine.manifest import Manifest
 from ..machine.watched import LateRank, Measured, Watched, WatchedRank
-from ..results.commands import COMMAND_MEANING
+from ..results.commands import COMMAND_MEANING, choose_new_folder
 from ..results.comparisons import FASTER
 from ..results.store import RunData
 from ..stats.interval import Interval
@@ -21,9 +23,9 @@ from .watched_settings import Cost, conclude_settings, describe_share, make_inte
 
 PART_NAMES = {
     "data": "data loading",
-    "forward": "its forward",
-    "backward": "its backward",
-    "optimizer": "its optimizer",
+    "forward": "the forward",
+    "backward": "the backward",
+    "optimizer": "the optimizer",
     "evaluation": "evaluation",
     "other": "work outside of the model and the optimizer",
 }
@@ -44,6 +46,11 @@ REMEDIES = {
     "other": "Look at what rank {rank} alone does {place} (logging, checkpoints, moving batches)",
 }
 """Remedy for a straggler, by the part that is late."""
+
+OVERLAPPING_SAVINGS = (
+    "Savings may overlap: two fixes together save at least as much as the larger one, and may save less than "
+    "the sum."
+)
 
 FEWER_BYTES_REMEDY = (
     "Communicate less often or less: a larger batch, accumulation under no_sync(), or 16-bit gradients "
@@ -79,6 +86,8 @@ class WatchConclusion:
     others: tuple[Verdict, ...]
     """Answers that cost nothing, or are open."""
     notes: tuple[str, ...]
+    path: Path
+    """Results folder, for the commands to type."""
 
     @property
     def step(self) -> Interval | None:
@@ -119,10 +128,12 @@ class WatchConclusion:
         if not self.run.trust:
             return {}
         raced = any(one.question == CAP for one in self.run.verdicts)
+        again = choose_new_folder("again")
         return {
             "by how much": self.run.trust.size.replace("rounds", "steps"),
             **({"which is faster": self.run.trust.order} if raced else {}),
-            "next run": "Unknown, for one watch cannot tell. Watch the same command twice more.",
+            "next run": "Unknown, for one watch cannot tell. Watch the same command again, with --out "
+            f"{again}: {format_command('gate', str(self.path), again)} says how far two watches differ.",
         }
 
 
@@ -141,13 +152,17 @@ def conclude_watch(run: RunData) -> WatchConclusion:
     if added and exposed_ms is not None:
         fact, more = added[0].split_sentence()
         more = f"{more}. " if more else ""
-        then = f"{more}Without communication {predict_step(step, exposed_ms)}."
-        costs.append(Cost(added[0].title, f"{fact}.", then, exposed_ms))
+        then = predict_step(step, case and case.get_interval("no_sync_step_ms"))
+        without = f"Without communication {then}." if then else ""
+        costs.append(Cost(added[0].title, f"{fact}.", f"{more}{without}".rstrip(), exposed_ms))
+    num_savings = sum(bool(one.after_ms) for one in costs)
+    savings = [OVERLAPPING_SAVINGS] if num_savings > 1 else []
     return WatchConclusion(
         found,
         tuple(sorted(costs, key=lambda one: -one.ms.estimate if one.ms else 0.0)),
         tuple(one for one in found.verdicts if one not in added),
-        tuple(map(escape_controls, told)),
+        tuple(map(escape_controls, [*savings, *told])),
+        run.path,
     )
 
 
@@ -164,10 +179,12 @@ def conclude_late_rank(manifest: Manifest, late: LateRank | None, step: Interval
     rank, part = name_rank(manifest, late.rank), PART_NAMES.get(late.part, late.part)
     waited, longer = write_ms(late.later_ms), write_ms(late.parts.get(late.part))
     fact = f"Rank {rank} is a straggler: the others wait {waited} for it, {describe_share(later, step)}."
-    place = f"between {' and '.join(dict.fromkeys(late.lines))}" if late.lines else "in each step"
+    place = f"after {' and before '.join(late.lines)}" if late.lines else "in each step"
     change = REMEDIES.get(late.part, EQUAL_RANKS_REMEDY).format(rank=rank, place=place)
-    then, after_ms = predict_step(step, later), step and step.subtract(later)
-    remedy = f"{begin_sentence(part)} takes {longer} longer. {change}{f': {then}' if then else ''}."
+    after_ms = step and step.subtract(later)
+    then = predict_step(step, after_ms)
+    longer = f"On rank {rank}, {part} takes {longer} longer than on the other ranks"
+    remedy = f"{longer}. {change}{f': {then}' if then else ''}."
     return [Cost("Straggler", fact, remedy, later, change, after_ms)]
 
 
@@ -221,8 +238,7 @@ def _describe_steps(watched: Watched) -> Iterator[str]:
     if watched.num_others:
         yield f"Not compared: {format_count(watched.num_others, 'step')} that consist of other parts."
     if watched.own_ms:
-        probes = (
-            f"; {format_count(watched.num_probes, 'probe')} gave up overlap" if watched.num_probes else ""
-        )
+        steps = f"{format_count(watched.num_probes, 'step')} (probes)"
+        probes = f"; {steps} ran without overlap, to measure communication" if watched.num_probes else ""
         took = f"{format_number(watched.own_ms, 2)} ms of each step ({format_number(watched.own_pct, 2)}%)"
         yield f"Watching itself took {took} by its own clock{probes}."

@@ -32,8 +32,8 @@ MOST = "up to "
 """Beginning of a share of which only the upper limit tells anything."""
 
 BOUNDS = {
-    REDUCED: ", the lower end without the all-reduce that it brings",
-    "loader": ", more where workers and ranks share cores",
+    REDUCED: "; the lower end assumes that the search's all-reduce costs as much as all gradients",
+    "loader": "; if workers and ranks share cores, the step takes longer than this",
 }
 """Meanings of the ends of what a step would take."""
 
@@ -83,13 +83,11 @@ def describe_share(cost: Interval | None, step: Interval | None) -> str:
     return f"{MOST}{most:.0f}% of each step" if most > 2 * share + 1 else f"{share:.0f}% of each step"
 
 
-def predict_step(step: Interval | None, saved: Interval) -> str:
+def predict_step(step: Interval | None, after: Interval | None) -> str:
     """Say what a step would take without a cost; empty where the step is not known."""
-    if step is None:
+    if step is None or after is None:
         return ""
-    return (
-        f"a step would take {format_interval(step.subtract(saved), 'ms')} instead of {write_estimate(step)}"
-    )
+    return f"a step would take {format_interval(after, 'ms')} instead of {write_estimate(step)}"
 
 
 def conclude_settings(
@@ -113,7 +111,7 @@ def conclude_settings(
                 then = f". How much that saves is not known: {load}"
             elif step:
                 after_ms = step.subtract(known)
-                then = f": {predict_step(step, known)}{BOUNDS.get(one.value or one.name, '')}"
+                then = f": {predict_step(step, after_ms)}{BOUNDS.get(one.value or one.name, '')}"
         elif ms and math.isfinite(ms.high):
             takes = f"takes at most {format_number(max(ms.high, 0.0), 2)} ms of each step"
         fact, change = map(escape_controls, _describe(one, takes))

@@ -128,7 +128,7 @@ def write_distinguishing_command(
     if baseline.watched:  # which no gate starts
         why = f"watch the baseline again: this tells the script from the machine{COMMAND_MEANING}"
         steps = f"{baseline.watched.num_steps}"  # it may have no more
-        return DecidingCommand(why, write_watch_comparison("again", "again", str(path), "--steps", steps))
+        return DecidingCommand(why, write_watch_comparison("again", "--steps", steps, candidate=str(path)))
     whole = write_interleave_command(baseline, candidate)
     why = f"interleave both where they were started: this tells the code from the machine{_explain(whole)}"
     return DecidingCommand(why, whole) if whole else None

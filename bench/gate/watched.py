@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import nlargest
 
 from ..common.numbers import choose_places, format_interval, format_quantity
 from ..findings.cautions import describe_busy_cores, is_busy
+from ..findings.verdicts import MIN_SHARE
 from ..findings.watched import PART_HEADINGS, conclude_late_rank, list_parts, name_rank
-from ..findings.watched_settings import Cost, conclude_settings, write_estimate
+from ..findings.watched_settings import Cost, conclude_settings, describe_share, write_estimate
 from ..machine.manifest import Manifest
 from ..machine.watched import Watched, WatchedRank, WatchedSetting
 from ..page.page import BAD, GOOD, Card, Heading, Table
@@ -40,6 +41,8 @@ class StepChange:
     difference_ms: Interval
     """Candidate less baseline, with the interval of the change that the gate judges."""
     promises: tuple[Promise, ...]
+    left: str
+    """The most expensive finding of the candidate's watch; empty without one of `MIN_SHARE` of its step."""
 
 
 def compare_steps(baseline: GateRun, candidate: GateRun, rate: Change) -> StepChange | None:
@@ -48,20 +51,45 @@ def compare_steps(baseline: GateRun, candidate: GateRun, rate: Change) -> StepCh
     if before is None or after is None or rate.ratio is None or math.isnan(rate.ratio.low):
         return None
     difference = rate.ratio.invert(before.estimate).shift(-before.estimate)
-    return StepChange(before, after, difference, tuple(_find_promises(baseline, candidate.manifest)))
+    promises = tuple(_find_promises(baseline, candidate.manifest))
+    return StepChange(before, after, difference, promises, _find_left(candidate, after))
+
+
+def _list_costs(run: GateRun, settings: Iterable[WatchedSetting]) -> list[Cost]:
+    """List what a watch found of these settings and of its late rank."""
+    manifest, case = run.manifest, run.cases[0].result
+    load = describe_busy_cores(manifest) if is_busy(manifest) else ""
+    late = manifest.watched.late if manifest.watched else None
+    costs: list[Cost] = conclude_settings(settings, case.exposed_comm_ms, case.step_ms, load)
+    return costs + conclude_late_rank(manifest, late, case.step_ms)
+
+
+def _find_left(run: GateRun, step: Interval) -> str:
+    """Find the most expensive finding of a watch; empty without one of `MIN_SHARE` of its step."""
+    watched, exposed_ms = run.manifest.watched or Watched(), run.cases[0].result.exposed_comm_ms
+    found = [(one.ms.estimate, one.fact) for one in _list_costs(run, watched.settings) if one.ms]
+    if exposed_ms is not None and exposed_ms.low > 0:
+        added = f"{format_interval(exposed_ms, 'ms')}, {describe_share(exposed_ms, step)}"
+        found.append((exposed_ms.estimate, f"Communication adds {added}."))
+    most_ms, fact = max(found, default=(0.0, ""))
+    return fact if most_ms >= MIN_SHARE * step.estimate else ""
+
+
+def _describe_surprise(expected: Interval, took: Interval) -> str:
+    """Say whether a step takes as long as expected: where their intervals overlap."""
+    if took.low <= expected.high and expected.low <= took.high:
+        return "as expected"
+    word = "more" if took.estimate > expected.estimate else "less"
+    return f"{format_quantity(abs(took.estimate - expected.estimate), 'ms')} {word} than expected"
 
 
 def _find_promises(baseline: GateRun, candidate: Manifest) -> Iterator[Promise]:
     """Find what the baseline's watch expected of the changes that the candidate has."""
-    manifest, case = baseline.manifest, baseline.cases[0].result
-    before, after = manifest.watched or Watched(), candidate.watched or Watched()
+    before, after = baseline.manifest.watched or Watched(), candidate.watched or Watched()
     changed = [one for one in before.settings if _is_changed(one, after.find_setting(one.name))]
-    load = describe_busy_cores(manifest) if is_busy(manifest) else ""
-    costs: list[Cost] = conclude_settings(changed, case.exposed_comm_ms, case.step_ms, load)
-    if not (after.late and after.late.is_straggler):
-        costs += conclude_late_rank(manifest, before.late, case.step_ms)
-    for one in costs:
-        if one.after_ms is not None:
+    is_late = after.late is not None and after.late.is_straggler
+    for one in _list_costs(baseline, changed):
+        if one.after_ms is not None and not (is_late and one.title == "Straggler"):
             change = "equal ranks" if one.title == "Straggler" else one.change.removeprefix("Try ")
             yield Promise(one.title, change, one.after_ms)
 
@@ -90,7 +118,7 @@ def make_cards(found: StepChange) -> list[Card]:
         if ms.low > 0:
             state, label = tone.name, f"{write_estimate(ms)} {word} per step"
             difference = f"{format_interval(ms, 'ms')} {word}"
-    alone = " alone" if len(found.promises) > 1 else ""
+    is_alone = len(found.promises) == 1
     step = Card(
         "Step",
         state,
@@ -105,10 +133,12 @@ def make_cards(found: StepChange) -> list[Card]:
                 "equal",
                 f"expected {write_estimate(one.expected_ms)}, took {write_estimate(found.candidate_ms)}",
                 f"The watch of the baseline expected {format_interval(one.expected_ms, 'ms')} with "
-                f"{one.change}{alone}; the candidate takes {after}.",
+                f"{one.change}{'' if is_alone else ' alone'}; the candidate takes {after}"
+                f"{f', {_describe_surprise(one.expected_ms, found.candidate_ms)}' if is_alone else ''}.",
             )
             for one in found.promises
         ),
+        *([Card("What is left", "found", "", found.left)] if found.left else []),
     ]
 
 

@@ -6,6 +6,7 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain, count
 from pathlib import Path
 
 from ..common.cli import NextStep, format_command, quote_word, split_command
@@ -116,10 +117,20 @@ COMMAND = "COMMAND"
 COMMAND_MEANING = f" ({COMMAND} starts your training)"
 
 
-def write_watch_comparison(out: str, baseline: str, candidate: str, *options: str) -> str:
-    """Write what watches a training, started by COMMAND, into `out`, and gates two such folders."""
+def choose_new_folder(name: str) -> str:
+    """Return a folder's name, with the first number from 2 on where a folder of that name exists."""
+    names = chain([name], (f"{name}-{number}" for number in count(2)))
+    return next(one for one in names if not Path(one).exists())
+
+
+def write_watch_comparison(name: str, *options: str, baseline: str = "", candidate: str = "") -> str:
+    """Write what watches a training, started by COMMAND, into a new folder, and gates it with the other side.
+
+    The side of the gate that is empty is the new folder.
+    """
+    out = choose_new_folder(name)
     watch = format_command("watch", *options, "--out", out, "--", COMMAND)
-    return escape_controls(f"{watch} && {format_command('gate', baseline, candidate)}")
+    return escape_controls(f"{watch} && {format_command('gate', baseline or out, candidate or out)}")
 
 
 def name_training(step: NextStep | None, watched: Watched | None) -> NextStep | None:

@@ -17,6 +17,11 @@ from ..common.process import get_host_name
 from ..common.values import parse_positive_int, parse_whole_number
 from . import STEPS
 
+OUT = (
+    "new folder for the results (default: results/<time>-<host>-watch); for several hosts one that all see: "
+    "type the command on each"
+)
+
 
 def make_parser() -> Parser:
     """Make the command line's parser."""
@@ -28,13 +33,17 @@ def make_parser() -> Parser:
         examples=(
             ("-- torchrun --nproc-per-node 2 train.py", "your training, as it is"),
             ("--steps 100 --stop -- python train.py", "end after 100 steps"),
-            ("$ torchrun --nproc-per-node 2 -m ddp_bench watch --out watched train.py", "on several hosts"),
+            (
+                "--out watched -- torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint "
+                "node0:29500 train.py",
+                "",
+            ),
         ),
         exit_codes="the command's; 128 + N where signal N ended it; 0 with --stop; 2 for a wrong command "
         "line. docs/watch.md says how it works, and what it cannot see.",
     )
     add = made.add_argument
-    add("--out", metavar="DIR", help="new folder for the results (default: results/<time>-<host>-watch)")
+    add("--out", metavar="DIR", help=OUT)
     add("--steps", metavar="N", default=str(STEPS), help="steps to watch (default %(default)s)")
     add("--stop", action="store_true", help="end the command after these steps, with exit code 0")
     add(
@@ -46,7 +55,8 @@ def make_parser() -> Parser:
         "--bucket-cap-mb",
         metavar="LIST",
         default="",
-        help="compare bucket caps after these steps, such as default,1,25,100 (MiB); on more than 2 ranks "
+        help="compare bucket caps after these steps, such as default,1,25,100 (MiB), in about as many steps "
+        "again, and at least 48 for each cap; for a shorter training add --steps 100. On more than 2 ranks "
         "gradients may then differ by rounding",
     )
     add(

@@ -66,6 +66,8 @@ class Model(Made, frozen=True, kw_only=True):
     buffers_argument: str = "broadcast_buffers"
     unused: bool | None = None
     kept_at: str = ""
+    race_ends_at: int = 0
+    """Synchronised backwards until the last turn of a race of bucket caps has ended; 0 without one."""
 
 
 class Loader(Made, frozen=True, kw_only=True):

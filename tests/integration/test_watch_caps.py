@@ -124,6 +124,14 @@ def test_what_comes_up_during_a_race_ends_it(played, kind, at, why):
         assert notes_of(other) == [f"the race of bucket caps ended: {why}"]
 
 
+@pytest.mark.parametrize("at", [AT + 3, 100])
+def test_a_training_that_ends_before_the_race_says_how_long_it_should_be(played, at):
+    for one, other in of_kind(played, "plain", 2, ("plain",), at):
+        assert one["end"] == other["end"]
+        [said] = notes_of(other)
+        assert f"needs {at + len(CAPS) * BLOCK}: train longer, or give fewer --steps" in said
+
+
 @pytest.mark.parametrize("kind", in_campaign(*(kind for kind in RACED if kind not in VIEWS)))
 def test_three_ranks_end_within_rounding(played, kind):
     for one, other in of_kind(played, kind, 3, RACED):

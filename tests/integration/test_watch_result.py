@@ -82,8 +82,10 @@ def test_a_sleep_of_one_rank_comes_out_as_long_as_the_script_saw_it(tmp_path, ca
     if not gathers:  # ranks of the pool have no file of a script
         calls = ("optimizer.step()", "model(torch")
         numbers = [next(n for n, line in enumerate(SCRIPT.split("\n"), 1) if call in line) for call in calls]
-        assert late.lines == tuple(f"train.py:{number}" for number in numbers), "the sleep is between them"
-        where = "Look at what rank 1 alone does between train.py:{} and train.py:{} (".format(*numbers)
+        after, before = (f"train.py:{number}" for number in numbers)
+        lines = (f"{after} (optimizer step)", f"{before} (forward) of the next step")
+        assert late.lines == lines, "the sleep is between them"
+        where = f"Look at what rank 1 alone does after {lines[0]} and before {lines[1]} ("
         assert where in " ".join(said.split())
     waited = run.manifest.watched.ranks[0].parts["collectives"].estimate
     assert waited == (pytest.approx(slept_ms, rel=0.2) if gathers else 0)

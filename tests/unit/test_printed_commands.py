@@ -295,7 +295,7 @@ def of_folders():
 
 def of_watched():
     """The user's command in place of COMMAND, where it is known and starts the training by itself."""
-    step = NextStep("", write_watch_comparison("again", "again", RUN))
+    step = NextStep("", write_watch_comparison("again", candidate=RUN))
     typed = ("torchrun", "train.py", "--name=a b"), ("train.py",), ("-m", "train"), ()
     named = [name_training(step, Watched(command=words)) for words in typed]
     assert [one == step for one in named] == [False, True, True, True]

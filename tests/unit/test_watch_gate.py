@@ -120,6 +120,20 @@ def test_a_gate_says_in_ms_what_a_step_takes_what_was_expected_and_which_setting
     code, said = gated(capsys, after, before)
     assert (code, "200 ms in the candidate and 123 ms in the baseline: 77" in said) == (1, True), said
     assert "expected" not in said, "a loader with fewer workers was no advice"
+    assert "What is left Waiting for a DataLoader with 0 workers on each rank takes 5" in said, "the largest"
+
+
+@pytest.mark.parametrize(("left_s", "words"), [(-0.004, "as expected"), (0.04, "44.0 ms more than expected")])
+def test_a_gate_says_whether_a_step_takes_as_long_as_expected_and_what_is_left(
+    tmp_path, capsys, left_s, words
+):
+    """Of the wait of 54 ms nothing is left, or 44 ms; communication adds 20 ms."""
+    before = with_loader(tmp_path / "before", 0.05, 0, noise=0.001)
+    after = with_loader(tmp_path / "after", left_s, 2, noise=0.001)
+    _, said = gated(capsys, before, after)
+    assert re.search(rf"; the candidate takes [^;]+ ms, {words}\.", said), said
+    left = "Waiting for a DataLoader with 2 workers" if left_s > 0 else "Communication adds 2"
+    assert f"What is left {left}" in said
 
 
 def test_exposed_communication_of_another_estimator_is_not_compared_while_the_rate_decides(tmp_path, capsys):

@@ -1,8 +1,10 @@
 """Page and terminal of a watched training, and what no file may hold."""
 
 import os
+import re
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from watched_folders import (
@@ -16,6 +18,7 @@ from watched_folders import (
     write_rows,
 )
 
+from ddp_bench.bench.common.numbers import format_interval
 from ddp_bench.bench.export.main import main as export
 from ddp_bench.bench.findings.watched import conclude_watch
 from ddp_bench.bench.gate.main import main as gate
@@ -34,7 +37,10 @@ def test_the_end_says_in_one_sentence_what_watching_took_by_its_own_clock(tmp_pa
     assert watched.own_ms == pytest.approx(2 * 1000 * OWN_S_OF_WATCH)
     probes_s = 17 * (ALONE_S - EXPOSED_S) / 80
     assert watched.own_pct == pytest.approx(100 * 2 * OWN_S_OF_WATCH / (step_s + probes_s), rel=0.01)
-    said = "Watching itself took 1.2 ms of each step (0.95%) by its own clock; 17 probes gave up overlap."
+    said = (
+        "Watching itself took 1.2 ms of each step (0.95%) by its own clock; 17 steps (probes) ran without "
+        "overlap, to measure communication."
+    )
     assert said in " ".join(capsys.readouterr().err.split())
     assert said in (tmp_path / "watched" / "report.html").read_text()
 
@@ -111,7 +117,7 @@ def test_the_page_shows_a_step_by_part_and_rank_and_why_their_sum_is_not_the_ste
     page = (tmp_path / "watched" / "report.html").read_text()
     parts_ms, step_ms = 150 + 40, 150 + 20
     for words in (
-        f"the parts of rank 0 add up to {parts_ms} ms, its median step takes {step_ms} ms, and the slowest ",
+        f"the parts of rank 0 add up to {parts_ms} ms and its median step takes {step_ms} ms. The slowest ",
         "a fix saves up to 30.0 ms, ",
         "Where a step goes, by rank",
         "Where a step goes, in ms",
@@ -149,6 +155,25 @@ def test_communication_that_is_not_told_from_none_is_said_with_its_upper_end(tmp
     [said] = [one.sentence for one in found.others]
     assert f"ommunication adds 0 to {exposed.high:.1f} ms to each DDP step, " in said
     assert not found.costs
+
+
+def test_commands_propose_a_folder_that_does_not_exist_yet(tmp_path, monkeypatch, capsys):
+    """A watch into `after` proposed to watch into `after` again, and to compare that folder with itself."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("after", "after-2", "again"):
+        watched_run(write_rows(Path(name), training(late_s=0.03)), quiet=False)
+    said = " ".join(capsys.readouterr().err.split())
+    assert re.search(r"--out after-2 -- torchrun train\.py && \S+( -m \S+)? after after-2 ", said)
+    assert re.search(r"--out after-3 -- torchrun train\.py && \S+( -m \S+)? after-2 after-3 ", said)
+    assert "again, with --out again: " in said
+    assert "again, with --out again-2: " in said
+
+
+def test_a_step_without_communication_is_the_same_on_a_card_and_in_the_table(tmp_path):
+    found = conclude_watch(run := trained(tmp_path / "watched", noise=0.05))
+    (cost,) = found.costs
+    without = format_interval(run.results[0].get_interval("no_sync_step_ms"), "ms")
+    assert f"Without communication a step would take {without} instead of " in cost.remedy
 
 
 @pytest.mark.parametrize("when", ["await_rows", "build_page"])

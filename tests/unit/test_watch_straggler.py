@@ -33,7 +33,9 @@ def test_a_rank_that_is_late_counts_as_its_own_work_and_not_as_communication(tmp
     found = straggler_of(run)
     assert found.fact.startswith("Rank 1 is a straggler: the others wait 30.0 ")
     assert found.fact.endswith(" ms for it, 20% of each step.")
-    assert found.remedy.startswith("Data loading takes 30.0 ms longer. Give the loader of rank 1 more ")
+    assert found.remedy.startswith(
+        "On rank 1, data loading takes 30.0 ms longer than on the other ranks. Give the loader of rank 1 "
+    )
     assert "look at its storage: a step would take 120 (" in found.remedy
     assert found.remedy.endswith(") ms instead of 150 ms.")
     assert conclude_watch(run).headline == found.fact, "communication adds less"
@@ -70,7 +72,7 @@ def test_the_lines_around_most_of_a_stragglers_other_work_are_named(tmp_path, ga
         step[-1]["gaps"] = gaps
     run = watched_run(write_rows(tmp_path / "watched", made))
     assert run.manifest.watched.late.lines == ("a.py:9", "a.py:1")[:lines]
-    where = "between a.py:9 and a.py:1 (" if lines else "in each step ("
+    where = "after a.py:9 and before a.py:1 (" if lines else "in each step ("
     assert f"Look at what rank 1 alone does {where}" in straggler_of(run).remedy
 
 

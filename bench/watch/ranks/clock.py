@@ -26,6 +26,8 @@ class Taken:
 
     def note_gap(self, after: str, before: str) -> None:
         """Note the lines of the part before the next mark and of the one that it begins."""
+        if before and not self.marks:
+            before += " of the next step"
         self.gaps.append((len(self.marks), (after, before)))
 
     def add(self, part: str, end: Any) -> None:

@@ -60,7 +60,7 @@ class Race:
         self.cap: str | None = None
         """Cap of a reducer that was built for the race."""
         self.has_rebuilt = self.was_captured = self.is_broken_off = self.is_over = False
-        model.facts["bucket_cap_mb"] = self.own
+        model.facts |= {"bucket_cap_mb": self.own, "race_ends_at": self.at + self.block * len(self.turns)}
         self.write_note(config["note"])
         if why or len(self.caps) < 2:
             self.refuse(why or "the script has this cap already")
@@ -118,6 +118,8 @@ class Race:
         """Break the race off; a reducer that was built anew gets the script's own cap in a later turn."""
         if not self.is_broken_off:
             self.write_note(f"the race of bucket caps ended: {why}")
+            self.model.facts["race_ends_at"] = 0
+            self.model.write_row()
         self.is_broken_off, self.key = True, ""
         self.place += 1
         self.is_over = not self.has_rebuilt or self.place > len(self.turns)

@@ -30,6 +30,9 @@ UNUSED_EVERY = 16
 LINES_EVERY = 8
 """Steps between two whose gaps between parts get the user's lines around them."""
 
+CALLS = {"data": "next batch", "buffers": "broadcast of buffers", "optimizer": "optimizer step"}
+"""Names of parts, beside the user's lines that begin them, where they are not the part's own."""
+
 MAX_FLUSH_S = 1.0
 """Seconds to wait, after the last watched step, for a GPU that is behind its host."""
 
@@ -142,6 +145,7 @@ class Watch:
         place = self.n % LINES_EVERY
         if place < 2 and len(self.clock.open) == 1:  # the first knows no line before its first gap
             line = find_caller()["line"]
+            line = line and f"{line} ({CALLS.get(part, part)})"
             if place:
                 self.clock.taken.note_gap(self.line, line)
             self.line = line
