@@ -29,9 +29,9 @@ _HIDDEN_CONDITIONS = ("Settings", "Environment variables")
 """Conditions that a run chooses, and those that may name a person."""
 
 _TERMS = {
-    "Overlap": "the estimated share of communication that costs no time, 1 - exposed / communication alone; 0 "
-    "where communication adds more than it takes alone (the card has the upper limit), empty where the interval "
-    "is wider than 100 percentage points",
+    "Overlap": "the estimated share of communication that costs no time, 1 - exposed / communication alone; "
+    "0 where communication adds more than it takes alone (the card has the upper limit), empty where the "
+    "interval is wider than 100 percentage points",
     "Exposed": "time that communication adds to a step: the steps beside a probe minus the step without "
     "synchronising",
     "Step without synchronising": "a probe without what its held buckets took, and without the broadcast of "

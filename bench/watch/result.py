@@ -47,6 +47,11 @@ UNMEASURED_RACE = (
     "too early, or its steps synchronize more than 4 backwards each"
 )
 
+SHORT_RACE = (
+    "the race of bucket caps needs {needed:,d} synchronized backwards, and the watch saw {taken:,d}: train "
+    "longer, or give fewer --steps"
+)
+
 ROWS = "ranks"
 """Folder, within that of the results, of what ranks append."""
 
@@ -147,8 +152,13 @@ def name_notes(watched: seen.Watched) -> list[str]:
     """Return what ranks had to tell, with the ranks where it is not all."""
     few = {text: ranks for text, ranks in watched.notes.items() if len(ranks) < len(watched.ranks)}
     named = {text: f"rank {', '.join(map(str, sorted(ranks)))}: " for text, ranks in few.items()}
-    own = next((one.bucket_cap_mb for one in watched.first.models.values()), "") if watched.ranks else ""
+    models = [*watched.first.models.values()] if watched.ranks else []
+    own = next((one.bucket_cap_mb for one in models), "")
     unmeasured = [UNMEASURED_RACE] if watched.raced and not find_turns(watched, own) else []
+    needed = max((one.race_ends_at for one in models), default=0)
+    taken = max((sync.k for step in watched.first.steps for sync in step.syncs), default=0) if models else 0
+    if taken < needed:
+        unmeasured.append(SHORT_RACE.format(taken=taken, needed=needed))
     return [
         *describe_missing_ranks(watched),
         *(f"{named.get(text, '')}{text}" for text in watched.notes),

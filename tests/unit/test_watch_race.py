@@ -88,6 +88,17 @@ def test_rounds_without_the_scripts_own_cap_say_nothing(tmp_path):
     assert any("bucket caps were raced, but" in note for note in conclude_watch(run).notes)
 
 
+@pytest.mark.parametrize(("rounds", "num_notes"), [(0, 1), (7, 1), (8, 0)])
+def test_a_training_that_ends_before_the_race_says_how_long_it_should_be(tmp_path, rounds, num_notes):
+    needed = WATCHED + 8 * 2 * BLOCK
+    folder = tmp_path / "watched"
+    write_rows(folder, [*training(WATCHED), *race({"default": 0.02, "1": 0.0}, rounds=rounds)])
+    run = watched_run(change_rows(folder, model={"bucket_cap_mb": "default", "race_ends_at": needed}))
+    taken = WATCHED + rounds * 2 * BLOCK
+    said = f"the race of bucket caps needs {needed} synchronized backwards, and the watch saw {taken}: train"
+    assert sum(said in note for note in conclude_watch(run).notes) == num_notes
+
+
 def test_raced_steps_are_no_part_of_what_is_told_of_the_training(tmp_path):
     plain = trained(tmp_path / "plain", WATCHED, noise=0.01)
     raced = raced_run(tmp_path / "raced", {"default": 0.5, "1": 0.9})
