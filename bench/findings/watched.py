@@ -152,7 +152,7 @@ def conclude_watch(run: RunData) -> WatchConclusion:
     if added and exposed_ms is not None:
         fact, more = added[0].split_sentence()
         more = f"{more}. " if more else ""
-        then = predict_step(step, case and case.get_interval("no_sync_step_ms"))
+        then = predict_step(step, case.get_interval("no_sync_step_ms") if case else None)
         without = f"Without communication {then}." if then else ""
         costs.append(Cost(added[0].title, f"{fact}.", f"{more}{without}".rstrip(), exposed_ms))
     num_savings = sum(bool(one.after_ms) for one in costs)
