@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..bench.common.numbers import format_interval, format_quantity
-from ..bench.findings.communication import estimate_contention
+from ..bench.findings.communication import estimate_contention, estimate_saved_by_overlap
 from ..bench.findings.watched import BUFFERS, COLLECTIVES, WAITING
 from ..bench.findings.wording import label_case
 from ..bench.page.drawing import (
@@ -247,18 +247,21 @@ def _write_caption(bar: Bar, without: Bar | None, run: RunData) -> str:
     largest = max(bar.parts, key=lambda name: bar.parts[name])
     name, ms = (largest, bar.parts[largest]) if exposed is None else (EXPOSED, exposed.estimate)
     below = exposed is not None and not exposed.low > 0
-    share = "below the noise" if below else f"{format_quantity(100 * ms / bar.total_ms, '%', 2)} of the step"
+    part = "below the noise" if below else f"{format_quantity(100 * ms / bar.total_ms, '%', 2)} of the step"
     if exposed is not None and math.isnan(exposed.low):
-        share = "too few rounds to tell"
+        part = "too few rounds to tell"
     said = f" Only device 0 works during {alone} of it." if alone else ""
     written = format_interval(exposed, "ms") or format_quantity(ms, "ms", 2)
     hidden, contention = bar.case.hidden_pct, estimate_contention(bar.case, run.typical)
     if without and (below or hidden is None or not hidden.is_clear_of(0.0)):
         said += " Whether overlap saves time is not known in this run."
     elif without and contention:
-        said += f" Without overlap it would take {without.whole}: "
+        share = estimate_saved_by_overlap(bar.case, run.typical, contention)
         if contention.estimate > 0:
-            said += f"contention, waiting and copies add {format_interval(contention, 'ms')}."
+            longer = f"{format_interval(contention, 'ms')} longer, {format_interval(share.negate(), '%')}"
+            said += f" Overlap does not shorten it: contention, waiting and copies make it {longer},"
+            said += f" than computing and communication take one after the other, {without.whole} (computed)."
         else:
-            said += f"overlap saves {format_interval(contention.negate(), 'ms')}."
-    return f"{label_case(bar.case)}: {name} {written}, {share}.{said}"
+            saved = f"{format_interval(contention.negate(), 'ms')}, {format_interval(share, '%')} of that"
+            said += f" Without overlap it would take {without.whole} (computed): overlap saves {saved}."
+    return f"{label_case(bar.case)}: {name} {written}, {part}.{said}"

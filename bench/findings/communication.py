@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from ..common.numbers import (
     choose_places,
     format_interval,
@@ -161,6 +163,19 @@ def estimate_contention(ddp: CaseResult, typical: FittedSteps) -> Interval | Non
     step, local, comm = ((ddp.case_id, phase) for phase in FITTED_PHASES)
     found = typical.estimate_total({step: 1.0, local: -1.0, comm: -1.0}).compute_interval()
     return ddp.exposed_comm_ms.subtract(ddp.comm_ms) if math.isnan(found.low) else found
+
+
+def estimate_saved_by_overlap(ddp: CaseResult, typical: FittedSteps, contention: Interval) -> Interval:
+    """Return 1 − step / (step under `no_sync` + communication alone), percent; below 0 where it is longer.
+
+    Where rounds do not tell it, it is that of `contention` in ms.
+    """
+    columns = [(ddp.case_id, phase) for phase in FITTED_PHASES]
+    share = typical.estimate(lambda ms: 100 * (1 - math.exp(ms[0]) / np.exp(ms[1:]).sum()), *columns)
+    found = share.compute_interval()
+    if math.isnan(found.low) and ddp.step_ms:
+        return contention.negate().scale(100 / (ddp.step_ms.estimate - contention.estimate))
+    return found
 
 
 def _describe_overlap(ddp: CaseResult, contention: Interval | None) -> str:

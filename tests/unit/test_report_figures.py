@@ -6,6 +6,7 @@ from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 import pytest
+from commands import ROOT
 from report_runs import (
     canvas_of,
     case,
@@ -21,7 +22,8 @@ from report_runs import (
 from ddp_bench.bench.page.charts import Ratio, draw_forest
 from ddp_bench.bench.page.drawing import NAMES, render_svg
 from ddp_bench.bench.page.render import render_html
-from ddp_bench.bench.results.comparisons import Comparison
+from ddp_bench.bench.results.comparisons import Comparison, find_default
+from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.stats.interval import Interval
 from ddp_bench.report.cases import group_workloads
 from ddp_bench.report.charts import draw_against_default, draw_drift, draw_scaling
@@ -157,14 +159,23 @@ def test_a_setting_is_drawn_only_where_its_step_is_known_to_differ():
 
 
 @pytest.mark.parametrize(
-    ("alone_ms", "hidden_pct", "whole", "change"),
+    ("alone_ms", "hidden_pct", "whole", "said"),
     [
-        (40.0, 50.0, "120 ms", "overlap saves 20.0 (19.4\N{EN DASH}20.6) ms."),
-        (10.0, -100.0, "90.0 ms", "contention, waiting and copies add 10.0 (9.7\N{EN DASH}10.3) ms."),
+        (
+            *(40.0, 50.0, "120 ms"),
+            "Without overlap it would take 120 ms (computed): overlap saves 20.0 (19.4\N{EN DASH}20.6) ms, "
+            "16.7% (16.2\N{EN DASH}17.2) of that.",
+        ),
+        (
+            *(10.0, -100.0, "90.0 ms"),
+            "Overlap does not shorten it: contention, waiting and copies make it 10.0 (9.7\N{EN DASH}10.3) ms "
+            "longer, 11.1% (10.8\N{EN DASH}11.4), than computing and communication take one after the other, "
+            "90.0 ms (computed).",
+        ),
     ],
 )
 def test_a_step_without_overlap_is_that_under_no_sync_and_communication_by_itself(
-    alone_ms, hidden_pct, whole, change
+    alone_ms, hidden_pct, whole, said
 ):
     """As figure 6 of the DDP paper: the measured step takes 100 ms, that under no_sync 80 ms."""
     hidden = {"hidden_pct": hidden_pct, "hidden_pct_low": hidden_pct - 1, "hidden_pct_high": hidden_pct + 1}
@@ -172,8 +183,21 @@ def test_a_step_without_overlap_is_that_under_no_sync_and_communication_by_itsel
     shown = figure([row])
     written = [text.get_text() for text in canvas_of(shown).axes[0].texts]
     assert f"DDP, 2 GPUs, cap default, without overlap: {whole}" in written
-    assert f"Without overlap it would take {whole}: {change}" in shown.caption
+    assert said in shown.caption
     assert "is computed: the step under no_sync plus communication by itself" in shown.note
+
+
+def test_figure_6_says_what_overlap_saves_in_percent_of_one_fit():
+    """The share is 1 − measured / computed of the recorded medians; ends of parts would be further apart."""
+    made = load_run(ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts")
+    default = find_default([c for c in made.results if c.num_devices == 2])
+    parts = [default.step_ms, default.get_interval("no_sync_step_ms"), default.comm_ms]
+    measured_ms, *computed_ms = (part.estimate for part in parts)
+    caption = draw_breakdown(group_workloads(made.results)[0], made.compared, made, key="k").caption
+    found = re.search(r"overlap saves .* ms, (\d+)% \((\d+)\N{EN DASH}(\d+)\) of that\.", caption)
+    share, low, high = map(float, found.groups())
+    assert share == pytest.approx(100 * (1 - measured_ms / sum(computed_ms)), abs=0.6)
+    assert low < share < high and high - low < 8
 
 
 @pytest.mark.parametrize(
