@@ -15,7 +15,6 @@ from ..bench.common.numbers import (
     TIMES,
     format_count,
     format_interval,
-    format_quantity,
     format_rate_unit,
     format_ratio,
 )
@@ -222,7 +221,7 @@ def draw_drift(workload: WorkloadCases, times: RoundTimes, *, key: str, unit: st
                 label = label_case(case, with_cap=False)
                 paces[label] = LOOKS[mode], compute_pace({label: several[case.case_id]})
     low, high = (
-        f"{format_quantity(100 * overall[r], '%')} ({unit} {r})"
+        f"{100 * overall[r]:.0f}% ({unit} {r})"
         for r in (min(overall, key=overall.__getitem__), max(overall, key=overall.__getitem__))
     )
     return draw_chart(
@@ -238,8 +237,7 @@ def draw_drift(workload: WorkloadCases, times: RoundTimes, *, key: str, unit: st
         y_label="throughput (% of the median)" if is_one else "throughput (% of the case's median)",
         key=f"{key}-rounds",
         title=f"{unit.capitalize()}s over time",
-        caption=f"Over {format_count(len(every), unit)} {'throughput' if is_one else 'the median case'} ran "
-        f"between {low} and {high} of its own median.",
+        caption=f"{format_count(len(every), unit)} ran at {low} to {high} of typical speed.",
         note="A level line is good. A slope is a machine that warms up or throttles, a dip "
         f"{'' if is_one else 'of all modes '}another program."
         f"{'' if is_one else ' Ratios are formed within rounds, so what all modes share cancels in them.'}",

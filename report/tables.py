@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ..bench.common.numbers import MIB, TIMES, format_interval, format_number
+from ..bench.common.numbers import MIB, TIMES, format_interval, format_number, format_rate_unit
 from ..bench.findings.late_ranks import LateBucket
 from ..bench.findings.verdicts import Saving
 from ..bench.page.page import Heading, Link, Table
@@ -60,7 +60,7 @@ def make_tables(
 
 def tabulate_savings(savings: Sequence[Saving], note: str = "") -> Table | None:
     """Tabulate what changes would save of each step, the largest first; `note` says what it consists of."""
-    rows = [(format_interval(one.ms, "ms"), one.what, f"try {one.remedy}") for one in savings]
+    rows = [(format_interval(one.ms, "ms"), one.label, f"try {one.remedy}") for one in savings]
     return Table("What would save time", note, SAVINGS, tuple(rows)) if rows else None
 
 
@@ -80,7 +80,8 @@ def tabulate_results(cases: Sequence[CaseResult], best: str = "", why_best: str 
     )
     results = make_table("Results", "", own, (*NAME_IN_PARTS, step, rate, *ratios), best=best)
     can_compare = len(workloads) == 1 and sum(case.is_ranked and case.speedup is not None for case in own) > 1
-    advice = "Compare cases by speed-up: a round that is slow for all cases cancels in ratios, not in rates."
+    per_s = format_rate_unit(own[0].unit) if own else ""
+    advice = f"Compare speed-up, not {per_s}: a slow round changes {per_s}, but not the speed-up."
     below = (*([f"★ {why_best}."] if best else []), *([advice] if can_compare else []))
     return [
         results and replace(results, below=below),

@@ -280,11 +280,10 @@ def check_rounds(ok: Sequence[CaseResult], times: RoundTimes) -> Iterator[Cautio
             kind="scattered rounds",
             case_id=worst.case_id,
             short=f"rounds vary by up to {size}",
-            text=f"rounds scatter by {size} about the median "
-            f"({label_case(worst)}; {format_count(num_wide, 'case')} of {len(beyond)} by more than "
-            f"{100 * MAX_SCATTER:.0f}%)",
-            advice=f"{format_command('doctor')} for what else runs; more --rounds, so that single slow "
-            "blocks matter less",
+            text=f"rounds vary by up to {size} about the median "
+            f"(worst case: {label_case(worst)}; {format_count(num_wide, 'case')} of {len(beyond)} by more "
+            f"than {100 * MAX_SCATTER:.0f}%)",
+            advice=f"{format_command('doctor')} for what else runs; more --rounds, which narrow intervals",
         )
 
 

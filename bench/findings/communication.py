@@ -14,7 +14,6 @@ from ..common.numbers import (
     format_number,
     format_quantity,
     format_to_places,
-    make_singular,
 )
 from ..results.case_result import CaseResult
 from ..results.comparisons import EQUAL, FASTER, TOO_FEW, UNRESOLVED
@@ -28,9 +27,6 @@ EXPOSED, ALL_REDUCE = "exposed communication", "all-reduce that is not overlappe
 CONTENTION, BUFFERS = "contention, waiting and copies", "DDP's broadcast of buffers"
 COPIES, OWN_WORK = "copying gradients into buckets and back", "DDP's own overhead on one device"
 RANKS, DATA = "waiting for the slowest rank", "data loading"
-INCLUDED = ", included above"
-"""Follows a cost that is a part of a larger one."""
-
 COMMUNICATION_SAVINGS = (EXPOSED, ALL_REDUCE)
 """Savings that smaller or better placed messages bring."""
 
@@ -78,23 +74,23 @@ def format_most(ms: Interval) -> str:
 
 def _make_concrete(ddp: CaseResult, savings: Iterable[Saving]) -> list[Saving]:
     """Name the next batch size and what 16-bit gradients save, and say which costs are part of another."""
-    each = make_singular(name_samples(ddp))
     size = f"--batch-size {2 * ddp.batch:.0f}" if ddp.batch and not ddp.batch_name else _LARGER
-    why = f" (halves this per {each} unless it grows with the batch)"
-    found, whole = list[Saving](), 0.0
+    why = f" (spreads it over twice the {name_samples(ddp)})"
+    found, whole = list[Saving](), ""
     for one in savings:
         what, remedy = one.what, one.remedy.replace(_LARGER, f"{size}{why}")
         why = "" if remedy != one.remedy else why
         half = estimate_half_bytes(ddp, one.ms)
         if what in COMMUNICATION_SAVINGS and half is not one.ms:
             remedy = remedy.replace("bf16", f"bf16 (saves {format_most(half)})")
-        whole = one.ms.estimate if what in (EXPOSED, CONTENTION) else whole
-        what += INCLUDED if what in (OWN_WORK, COPIES) and whole else ""
-        found.append(replace(one, what=what, remedy=remedy))
+        whole = what if what in (EXPOSED, CONTENTION) else whole
+        found.append(replace(one, remedy=remedy, part_of=whole if what in (OWN_WORK, COPIES) else ""))
     return found
 
 
-def _write_sum(total: Interval, parts: Mapping[str, Interval | None], other: Interval | None) -> str:
+def _write_sum(
+    total: Interval, parts: Mapping[str, Interval | None], other: Interval | None, device_type: str
+) -> str:
     """Write a sum of parts and what is left; empty where one is not known, without what rounding leaves out.
 
     `other` is what is left where rounds tell it better than the difference.
@@ -111,6 +107,8 @@ def _write_sum(total: Interval, parts: Mapping[str, Interval | None], other: Int
     for name, ms in shown.items():
         sign, size = ("-", _NOTHING.subtract(ms)) if ms.estimate < 0 else ("+", ms)
         words += f" {sign} {format_interval(size, 'ms')} {name}"
+    if device_type == "cpu" and "other" in shown and shown["other"].low > 0:
+        words += " (mostly compute that is slower while all cores work)"
     return words.removeprefix(" + ")
 
 
@@ -166,7 +164,7 @@ def estimate_contention(ddp: CaseResult, typical: FittedSteps) -> Interval | Non
 
 
 def estimate_saved_by_overlap(ddp: CaseResult, typical: FittedSteps, contention: Interval) -> Interval:
-    """Return 1 − step / (step under `no_sync` + communication alone), percent; below 0 where it is longer.
+    """Return 1 - step / (step under `no_sync` + communication alone), percent; below 0 where it is longer.
 
     Where rounds do not tell it, it is that of `contention` in ms.
     """
@@ -190,7 +188,7 @@ def _describe_overlap(ddp: CaseResult, contention: Interval | None) -> str:
     by_itself = f". By itself it takes {format_interval(alone, 'ms')}"
     if contention.low > 0:
         on_top = f"Contention, waiting and copies add another {format_interval(contention, 'ms')}"
-        return f"{by_itself}: overlap saves none of it. {on_top}"
+        return f"{by_itself}. Overlap hides none of this communication. {on_top}"
     if hidden.low < 0:
         return f"{by_itself}, of which at most {max(hidden.high, 0):.0f}% is overlapped"
     return f"{by_itself}, of which {format_to_places(hidden, 0, '%')} is overlapped"
@@ -256,7 +254,9 @@ def explain_ddp_step(
         split = {ALL_REDUCE: alone, CONTENTION: estimate_contention(ddp, run.typical)}
         costs |= split if alone and alone.estimate < exposed.estimate else {EXPOSED: exposed}
     other = estimate_total({local: 1.0, single: -share})
-    consists_of = _write_sum(ddp.step_ms, {**parts, EXPOSED: exposed}, other) if parts else ""
+    consists_of = (
+        _write_sum(ddp.step_ms, {**parts, EXPOSED: exposed}, other, ddp.device_type) if parts else ""
+    )
     savings = [Saving(ms, what, REMEDIES[what]) for what, ms in costs.items() if ms]
     saved = estimate_total({step: 1.0, (faster.faster_id, "timed"): -1.0}) if faster else None
     if faster and saved:

@@ -70,7 +70,7 @@ def assess_confidence(
         order=f"The answers are in doubt: {direction}." if direction else order,
         size=f"{size} {begin_sentence(load)}." if load else size,
         next_run=f"{repeats}{changed}",
-        other_machines="Measure on GPUs, for a device here is a CPU core."
+        other_machines="Measure on GPUs, because a device here is a CPU core."
         if on_cpu
         else "Measure there: speed depends on GPU, interconnect and PyTorch version.",
     )
@@ -143,7 +143,7 @@ def describe_repeatability(
     others = format_count(len(runs) - 1, "earlier run")
     return (
         f"In this and {others} of the plan, rates vary by {_describe_scatter(rates)}{apart} (standard "
-        f"deviation): decide by this where it is wider than intervals of one run.{hold}"
+        f"deviation): if runs differ by more than an interval, decide by that difference.{hold}"
     )
 
 

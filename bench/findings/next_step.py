@@ -22,7 +22,6 @@ from .answers import label_variants, select_headline
 from .cautions import Caution, describe_busy_cores
 from .communication import (
     COMMUNICATION_SAVINGS,
-    INCLUDED,
     OWN_WORK,
     StepExplanation,
     estimate_half_bytes,
@@ -107,7 +106,7 @@ def _propose_less_communication(
     """Expose less communication: by other buckets, or by fewer bytes where no cap helps."""
     savings = step.savings if step else ()
     saving = next((one for one in savings if one.what in COMMUNICATION_SAVINGS), None)
-    own_work = next((one for one in savings if one.what.startswith(OWN_WORK)), None)
+    own_work = next((one for one in savings if one.what == OWN_WORK), None)
     label, group = label_variants(cases)[0]
     exposing = [case for case in select_headline(group) if case.mode == "ddp" and case.exposed_comm_ms]
     shares = (
@@ -147,8 +146,7 @@ def _propose_larger_batch(
     size = int(ddp.batch or 0)
     if saving is None or not size or "batch_size" in first:
         return None
-    what = begin_sentence(saving.what.removesuffix(INCLUDED))
-    why = f"{what} takes {format_interval(saving.ms, 'ms')} of each step. "
+    why = f"{begin_sentence(saving.what)} takes {format_interval(saving.ms, 'ms')} of each step. "
     why += "Larger batches take fewer steps, but change the training: check the loss."
     cap = format_value(manifest.settings.get_first("bucket_cap_mb"))
     tried = {**first, "batch_size": format_value([size, 2 * size, 4 * size]), "bucket_cap_mb": cap}

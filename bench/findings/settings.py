@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..common.numbers import format_percent, format_ratio, format_rough_duration
+from ..common.numbers import format_percent, format_ratio, format_rough_duration, make_singular
 from ..common.text import format_list
 from ..plan.case_settings import DDP_DEFAULTS, KINDS
 from ..plan.modes import COMPOSABLE
@@ -76,9 +76,9 @@ def answer_settings(cases: Sequence[CaseResult], comparisons: Sequence[Compariso
     else:
         answer, label = EQUAL, f"keep {kept}"
         gain = format_percent(max(max((one.ratio.high for one in known), default=1.0) - 1, MIN_GAIN))
-        most = f"more than {gain} faster (95% confidence)"
         is_slower = all(one.ratio.high <= 1 for one in known)
-        none = f"none of the {len(known)} other {noun} is {'faster' if is_slower else most}"
+        none = f"no other {make_singular(noun)} is {'' if is_slower else 'significantly '}faster"
+        none += "" if is_slower else f"; a gain above {gain} is excluded (95% confidence)"
         alone = f"{name} {fact}" if known else "no other setting is proved to train right"
         text = f"{label}: {none if len(known) > 1 else alone}"
     notes, paste = [], ""

@@ -34,6 +34,13 @@ class Saving:
     what: str
     """Name of what takes the time."""
     remedy: str
+    part_of: str = ""
+    """Name of a larger cost that this one is a part of."""
+
+    @property
+    def label(self) -> str:
+        """What takes the time, and the cost that it is a part of."""
+        return f"{self.what} (part of {self.part_of})" if self.part_of else self.what
 
 
 @dataclass(frozen=True, kw_only=True)

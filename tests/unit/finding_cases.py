@@ -113,7 +113,7 @@ def said_of_each():
         made = concluded(*cases, by=by)
         said = [*(f"[{one.label}] {one.said}" for one in made.verdicts), *made.notes]
         saved = made.step.savings if made.step else ()
-        said += [f"Saving, {one.ms.estimate:.3g} ms: {one.what}: {one.remedy}" for one in saved]
+        said += [f"Saving, {one.ms.estimate:.3g} ms: {one.label}: {one.remedy}" for one in saved]
         said += [f"Next, {made.next_step.why}"] if made.next_step else []
         told += [f"# {name}", *(line for line in said if line not in told)]
     return told

@@ -226,7 +226,7 @@ def test_rounds_that_scatter_are_told_with_how_far():
     times[6] = 300
     caution = found(times, normal(np.random.default_rng(7), 12))["scattered rounds"]
     assert caution.case_id == plan()[0].case.case_id
-    share = int(re.search(r"rounds scatter by (\d+)% about the median", caution.text)[1])
+    share = int(re.search(r"rounds vary by up to (\d+)% about the median", caution.text)[1])
     assert share == pytest.approx(100 * (3**0.45 - 1), abs=6)
     assert "1 case of 2 by more than 10%" in caution.text
 

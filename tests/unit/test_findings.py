@@ -100,7 +100,7 @@ def test_the_line_to_paste_has_what_the_whole_run_was_measured_with():
 
 
 BEGINS = {
-    EQUAL: "Keep the default: none of the 2 other bucket caps is ",
+    EQUAL: "Keep the default: no other bucket cap is ",
     UNRESOLVED: "Unresolved: the best of ",
     TOO_FEW: "Too few rounds",
 }
@@ -109,8 +109,8 @@ BEGINS = {
 @pytest.mark.parametrize(
     ("first", "second", "answer", "named"),
     [
-        ((0.99, 1.01), (0.98, 1.02), EQUAL, "more than 2% faster"),
-        ((1.01, 1.03), (0.99, 1.01), EQUAL, "more than 3% faster"),
+        ((0.99, 1.01), (0.98, 1.02), EQUAL, "a gain above 2% is excluded"),
+        ((1.01, 1.03), (0.99, 1.01), EQUAL, "a gain above 3% is excluded"),
         ((0.70, 0.72), (0.80, 0.90), EQUAL, "is faster"),
         ((0.92, 1.10), (0.80, 1.30), UNRESOLVED, "2 bucket caps, cap 25 MiB, is 1.02"),
         ((0.90, 1.10), (0.70, 0.80), UNRESOLVED, "2 bucket caps, cap 1 MiB, is 0.99"),
@@ -344,7 +344,7 @@ def test_trust_sorts_cautions_by_what_they_weaken(kinds, order, size, alone):
         "which is faster": "1 answer is not resolved. Others are reliable within this run.",
         "by how much": "This run's true values are in their intervals with 95% confidence. Load.",
         "next run": "",
-        "other machines": "Measure on GPUs, for a device here is a CPU core.",
+        "other machines": "Measure on GPUs, because a device here is a CPU core.",
     }
 
 

@@ -36,8 +36,8 @@ def test_the_fifth_run_says_how_far_the_runs_before_lie_apart(tmp_path):
     scatter = 100 * np.std(np.log(paces), ddof=1)
     assert conclude_run(runs[4]).trust.next_run.startswith(
         f"In this and 4 earlier runs of the plan, rates vary by {scatter / 2:.2g}% to {scatter:.2g}%, ratios "
-        f"by {scatter / 2:.2g}% (standard deviation): decide by this where it is wider than "
-        "intervals of one run. 0 of 5 intervals of ratios hold the common value: "
+        f"by {scatter / 2:.2g}% (standard deviation): if runs differ by more than an interval, "
+        "decide by that difference. 0 of 5 intervals of ratios hold the common value: "
         "0%, where 95% would if rounds alone differed."
     )
     for run in runs[:2]:

@@ -168,9 +168,9 @@ def test_a_setting_is_drawn_only_where_its_step_is_known_to_differ():
         ),
         (
             *(10.0, -100.0, "90.0 ms"),
-            "Overlap does not shorten it: contention, waiting and copies make it 10.0 (9.7\N{EN DASH}10.3) ms "
-            "longer, 11.1% (10.8\N{EN DASH}11.4), than computing and communication take one after the other, "
-            "90.0 ms (computed).",
+            "Overlap does not shorten it: contention, waiting and copies make it 10.0 (9.7\N{EN DASH}10.3) "
+            "ms longer, 11.1% (10.8\N{EN DASH}11.4), than computing and communication take one after the "
+            "other, 90.0 ms (computed).",
         ),
     ],
 )
@@ -188,7 +188,7 @@ def test_a_step_without_overlap_is_that_under_no_sync_and_communication_by_itsel
 
 
 def test_figure_6_says_what_overlap_saves_in_percent_of_one_fit():
-    """The share is 1 − measured / computed of the recorded medians; ends of parts would be further apart."""
+    """The share is 1 - measured / computed of the recorded medians; ends of parts would be further apart."""
     made = load_run(ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts")
     default = find_default([c for c in made.results if c.num_devices == 2])
     parts = [default.step_ms, default.get_interval("no_sync_step_ms"), default.comm_ms]
@@ -197,7 +197,8 @@ def test_figure_6_says_what_overlap_saves_in_percent_of_one_fit():
     found = re.search(r"overlap saves .* ms, (\d+)% \((\d+)\N{EN DASH}(\d+)\) of that\.", caption)
     share, low, high = map(float, found.groups())
     assert share == pytest.approx(100 * (1 - measured_ms / sum(computed_ms)), abs=0.6)
-    assert low < share < high and high - low < 8
+    assert low < share < high
+    assert high - low < 8
 
 
 @pytest.mark.parametrize(
