@@ -128,7 +128,7 @@ def make_page(
         trust=conclusion.trust.lines if conclusion.trust else {},
         notes=conclusion.notes,
         intervals="95% intervals" if shown else "",
-        are_bars=True,
+        are_bars=bool(figures),
         figures=figures,
         sections=[*filter(None, (make_forms_section(measured), predicted))],
         tables=[table for table in (*results, failed) if table is not None],

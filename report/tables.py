@@ -67,7 +67,7 @@ def tabulate_savings(savings: Sequence[Saving], note: str = "") -> Table | None:
 def tabulate_results(cases: Sequence[CaseResult], best: str = "", why_best: str = "") -> list[Table | None]:
     """Tabulate the measured cases that can be compared, then the others; `best` is the id of a star's."""
     every = add_workload_names(workloads := group_workloads(cases))
-    own = [case for case in select_unshared(every) if not case.is_stand_in] or every
+    own = [case for case in select_unshared(every) if not (case.is_stand_in or case.answers_nothing)] or every
     own_ids = {case.case_id for case in own}
     others = [case for case in every if case.case_id not in own_ids]
     step, rate, *ratios = (
@@ -78,6 +78,7 @@ def tabulate_results(cases: Sequence[CaseResult], best: str = "", why_best: str 
     why = make_text_column(
         "Why", lambda case: "devices are shared" if case.oversubscribed else "emulated on CPU cores", "short"
     )
+    why = why._replace(heading=why.heading._replace(drop=3))
     results = make_table("Results", "", own, (*NAME_IN_PARTS, step, rate, *ratios), best=best)
     can_compare = len(workloads) == 1 and sum(case.is_ranked and case.speedup is not None for case in own) > 1
     per_s = format_rate_unit(own[0].unit) if own else ""

@@ -42,6 +42,8 @@ MIN_STEAL = 0.005
 
 DIRECTION, SIZES, TRANSFER = "direction", "sizes", "transfer"
 
+LARGE_DRIFT = "large drift"
+
 WEAKENED_BY = {
     "few rounds": DIRECTION,
     "not proved": DIRECTION,
@@ -52,11 +54,12 @@ WEAKENED_BY = {
     "slowed GPUs": SIZES,
     "slow steps": SIZES,
     "scattered rounds": SIZES,
+    LARGE_DRIFT: SIZES,
     "drift": TRANSFER,
     "slow links": TRANSFER,
 }
 """The first claim that a kind of caution weakens: which is faster; by how much, in this run; whether times
-and rates are those of another run. Ratios are formed within rounds, so drift leaves them as they are."""
+and rates are those of another run. Ratios are formed within rounds, so drift seldom moves them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,6 +227,9 @@ MAX_FALSE_POSITIVE_RATE = 0.01
 MIN_DRIFT = 0.02
 """Change of pace, a share, below which nothing is said."""
 
+MAX_DRIFT = 0.2
+"""Change of pace, a share, above which the sizes of answers are in doubt."""
+
 MIN_ROUNDS = 5
 
 MAX_SCATTER = 0.10
@@ -258,8 +264,9 @@ def check_rounds(ok: Sequence[CaseResult], times: RoundTimes) -> Iterator[Cautio
         percent, low, high = (100 * math.expm1(slope * (last - first)) for slope in slopes)
         ends = sorted((abs(low), abs(high)))
         yield Caution(
-            kind="drift",
-            short=f"the machine became {abs(percent):.0f}% {'faster' if percent > 0 else 'slower'} during it",
+            kind=LARGE_DRIFT if abs(percent) > 100 * MAX_DRIFT else "drift",
+            short=f"the machine became {abs(percent):.0f}% {'faster' if percent > 0 else 'slower'} "
+            "during the run",
             text=f"all cases became {abs(percent):.0f}% ({ends[0]:.0f}\N{EN DASH}{ends[1]:.0f}) "
             f"{'faster' if percent > 0 else 'slower'} from round {first} to {last}: this is in "
             f"{format_rate_unit(ok[0].unit)} and ms, and not in ratios, which are taken within rounds",

@@ -13,7 +13,7 @@ from ..machine.records import Record
 from ..results.case_result import CaseResult
 from ..results.comparisons import TOO_FEW, Comparison
 from ..stats.interval import Interval, estimate_common_value
-from .cautions import DIRECTION, SIZES, TRANSFER, WEAKENED_BY, Caution
+from .cautions import DIRECTION, LARGE_DRIFT, SIZES, TRANSFER, WEAKENED_BY, Caution
 from .verdicts import Verdict
 
 
@@ -61,6 +61,9 @@ def assess_confidence(
         order = f"{len(undecided)} {are} not resolved. Others are reliable within this run."
     if compared and undecided == compared:
         order = "Nothing is resolved yet."
+    drift = next((one.short or one.kind for one in cautions if one.kind == LARGE_DRIFT), "")
+    if drift and compared and not undecided:
+        order = f"The direction of the answers is certain, their size is not: {drift}."
     size = "This run's true values are in their intervals with 95% confidence."
     size += f" Caution: {weak}." if weak else ""
     if all(one.answer == TOO_FEW for one in verdicts):

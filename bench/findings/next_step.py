@@ -72,7 +72,7 @@ def propose_next_step(
     no_baseline = bool(failed or manifest.interleaved_id)
     forecast = _propose_forecast(run) if manifest.settings.calibrate and not no_baseline else None
     if forecast is not None or no_baseline or not verdicts:
-        return forecast
+        return forecast or _propose_real_gpus(run)
     is_loaded = any(one.kind == "other load" for one in cautions)
     if any(verdict.is_open for verdict in verdicts):
         more = _propose_more_rounds(run, [one for one in verdicts if one.is_open])
@@ -82,6 +82,7 @@ def propose_next_step(
         return NextStep("reduce the background load first, then measure again", format_command("doctor"))
     is_baseline = not any(case.has_failed for case in cases) and folder.suffix != ".zip"
     less = _propose_less_communication(manifest, cases, verdicts, step)
+    less = less or _propose_compiling(manifest, cases)
     if less or not is_baseline:
         return less
     place = folder if folder.name.strip(".") else folder / "run"  # the folder may be called . or ..
@@ -98,6 +99,28 @@ def _propose_forecast(run: RunData) -> NextStep | None:
     joined = next((f"nvlink-{name.lower()}" for name in kinds if name in ok[0].device_name), "pcie-4")
     ask = format_command("predict", str(run.path), "--gpus", "2,4,8", "--intra", joined)
     return NextStep("forecast how it scales on GPUs like this one", escape_controls(ask))
+
+
+def _propose_real_gpus(run: RunData) -> NextStep | None:
+    """Measure on GPUs that ranks do not share; None where a case has its own."""
+    ok = [case for case in run.results if case.is_ok and case.num_devices > 1]
+    if not ok or not all(case.answers_nothing for case in ok):
+        return None
+    most = max(case.num_devices for case in ok)
+    again = write_command(run.manifest, share_gpus=None, out=None)
+    return NextStep(f"measure speed on a machine with {most} GPUs", again)
+
+
+def _propose_compiling(manifest: Manifest, cases: Sequence[CaseResult]) -> NextStep | None:
+    """Try torch.compile where DDP on one GPU costs little; None where it was compiled already."""
+    ddp = find_default(select_headline(cases))
+    if ddp is None or ddp.num_devices > 1 or ddp.device_type != "cuda" or ddp.speedup is None:
+        return None
+    cost = max(1 - ddp.speedup.estimate, 0.0)
+    if cost >= MIN_SHARE or set(manifest.settings.axes.get("compile", ())) - {"off"}:
+        return None
+    why = f"Nothing about DDP to save ({cost:.0%} of a step). For the step itself try torch.compile."
+    return NextStep(why, write_command(manifest, compile="off,on", out=None))
 
 
 def _propose_less_communication(

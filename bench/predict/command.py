@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from typing import Any
 
 from ..common import values
 from ..common.errors import ExitCode, UsageError
+from ..findings.cautions import LARGE_DRIFT
+from ..findings.findings import find_cautions
 from ..page import terminal
 from ..plan.buckets import parse_bucket_caps
 from ..plan.case import HALF_HOOKS
@@ -73,6 +76,16 @@ def run_prediction(options: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
+def _add_cautions(calibration: Calibration, folder: Path) -> Calibration:
+    """Note a drift of the calibrated run; without tables of it nothing is known."""
+    with contextlib.suppress(UsageError):
+        run = load_run(folder)
+        found = find_cautions(run.manifest, run.results, run.times)
+        notes = (f"{one.short}; calibrate again" for one in found if one.kind == LARGE_DRIFT)
+        return replace(calibration, notes=(*calibration.notes, *notes))
+    return calibration
+
+
 def _read_calibration(options: argparse.Namespace) -> Calibration:
     """Read the calibration of RUN, or make one of the rate that is given instead."""
     if options.throughput is None:
@@ -84,7 +97,7 @@ def _read_calibration(options: argparse.Namespace) -> Calibration:
                 f"--{given[0].replace('_', '-')} belongs to --throughput; {options.run} has its own"
             )
         if not is_watched(options.run):
-            return load_calibration(options.run)
+            return _add_cautions(load_calibration(options.run), options.run)
         if options.batch_size is not None:
             raise UsageError(
                 f"{options.run} is a watched training, whose batch is not known; leave --batch-size out"

@@ -217,7 +217,7 @@ def test_drift_is_told_with_its_size_and_interval():
 
 def test_drift_alone_is_not_called_scatter():
     rng = np.random.default_rng(1)
-    assert set(found(100 * np.linspace(1, 1.5, 30) * np.exp(0.005 * rng.normal(size=30)))) == {"drift"}
+    assert set(found(100 * np.linspace(1, 1.5, 30) * np.exp(0.005 * rng.normal(size=30)))) == {"large drift"}
 
 
 def test_rounds_that_scatter_are_told_with_how_far():

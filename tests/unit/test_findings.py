@@ -325,6 +325,7 @@ ONE = over(DDP, DP, 1.2, 1.3)
         (["few rounds", "scattered rounds"], DOUBT, " Caution: scattered rounds.", ""),
         (["other load", "drift"], OPEN_YET, " Caution: other load.", "drift"),
         (["few rounds", "drift"], DOUBT, "", "drift"),
+        (["large drift"], OPEN_YET, " Caution: large drift.", ""),
         (["few rounds", "slow links"], DOUBT, "", "slow links"),
     ],
 )
@@ -339,6 +340,10 @@ def test_trust_sorts_cautions_by_what_they_weaken(kinds, order, size, alone):
     more = f" Expect other times and rates than in this run: {alone}." if alone else ""
     assert worth.next_run == f"Others held.{more}"
     assert assess_confidence([], cautions, on_cpu=False) is None
+    drift = Caution(kind="large drift", text="t", advice="a", short="the machine became 49% faster")
+    assert assess_confidence([verdict_of(FASTER, ONE)], [drift], on_cpu=False).order == (
+        "The direction of the answers is certain, their size is not: the machine became 49% faster."
+    )
     some = [verdict_of(EQUAL, ONE), verdict_of(UNRESOLVED, ONE)]
     assert assess_confidence(some, [], on_cpu=True, load="load").lines == {
         "which is faster": "1 answer is not resolved. Others are reliable within this run.",

@@ -224,6 +224,27 @@ def test_halving_bytes_saves_no_more_than_is_exposed_and_changes_training():
         assert "change the training" in step.why
 
 
+def on_one_gpu(rate, **settings):
+    cost = {"speedup": rate / 100, "speedup_low": rate / 100 - 0.01, "speedup_high": rate / 100 + 0.01}
+    return concluded(SINGLE, case("ddp", 1, rate) | cost, **settings).next_step
+
+
+def test_one_gpu_without_anything_to_save_of_ddp_tries_to_compile():
+    step = on_one_gpu(98.0)
+    assert step.why.startswith("Nothing about DDP to save (2% of a step). For the step itself try")
+    module, given = parsed(step)
+    assert (module, given.compile) == ("bench.run", "off,on")
+    others = on_one_gpu(80.0), on_one_gpu(98.0, compile=("off", "default"))
+    assert [parsed(other)[0] for other in others] == ["bench.export"] * 2
+
+
+def test_shared_gpus_are_followed_by_a_run_on_real_ones():
+    shared = [row | {"oversubscribed": True} for row in (DP, DDP)]
+    step, module, given = following(cases=(SINGLE, *shared), share_gpus=True, gpus=(1, 2))
+    assert (module, given.gpus, step.why) == ("bench.run", "1,2", "measure speed on a machine with 2 GPUs")
+    assert "share-gpus" not in step.command
+
+
 def test_a_run_beside_other_programs_is_no_baseline():
     cpu = [row | CPU for row in (SINGLE, DDP)]
     load = {"load": [{"cores": 2, "others": 1.7, "steal": 0.0}]}

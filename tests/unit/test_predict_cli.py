@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from accuracy_tables import calibrations
+from commands import ROOT
 from test_scaling_predict import SAMPLE, SMALL
 
 from ddp_bench.bench.common.numbers import format_interval
@@ -66,6 +67,16 @@ def test_a_rate_that_is_known_stands_for_a_run(capsys):
     assert "fitted to published clusters" in said
     plain = [p.images_per_s.estimate for p in asked(capsys, *RATE, "--without-ddp").predictions]
     assert all(less < rate for less, rate in zip(plain, rates, strict=True))
+
+
+def test_a_calibration_of_a_machine_that_drifted_says_so(capsys):
+    runs = ROOT / "results" / "samples"
+    drifted, steady = (
+        asked(capsys, runs / name, "--gpus", "2", "--intra", "nvlink-h200").notes
+        for name in ("h200-calibrated", "predictions/resnet18-2hosts/1gbit")
+    )
+    assert "Calibration: the machine became 49% faster during the run; calibrate again." in drifted
+    assert not [note for note in steady if "calibrate again" in note]
 
 
 def test_a_fast_workload_may_have_a_rate_of_ten_digits(capsys):

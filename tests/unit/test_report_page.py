@@ -188,9 +188,14 @@ def test_shared_gpus_draw_and_rank_nothing():
     shown = make_page(run([case("single", 1, 100.0), case("ddp", 2, 150.0, oversubscribed=True)]))
     assert (shown.cards, shown.figures) == ([], [])
     assert shown.status.startswith("It works, but shared GPUs tell nothing about speed")
-    names = [column.name.partition(" (")[0] for column in shown.tables[0].columns]
-    rows = [dict(zip(names, row, strict=True)) for row in shown.tables[0].rows]
-    assert [(row["Speed-up"] != "", row["Throughput"] != "") for row in rows] == [(True, True), (False, True)]
+    assert not shown.are_bars
+    alone, beside = shown.tables
+    assert (len(alone.rows), len(beside.rows), beside.title) == (1, 1, "Also run, not comparable")
+    names = [column.name.partition(" (")[0] for column in beside.columns]
+    assert "Speed-up" not in names
+    row = dict(zip(names, beside.rows[0], strict=True))
+    assert row["Throughput"].startswith("150")
+    assert row["Why"] == "devices are shared"
 
 
 MIB = 2**20
@@ -319,20 +324,19 @@ def every_table(view):
 
 
 def test_cases_that_share_a_gpu_have_a_line_each_and_nothing_is_compared(capsys):
-    """`single`, and every mode beside it on one GPU: in one table; memory is told alike."""
+    """`single`, and every mode beside it on one GPU, which is not comparable; memory is told alike."""
     modes = ("dp", "ddp", "fsdp", "pipeline", "partition", "replicate")
     memory = {"peak_mem_mib": 11206.0, "mem_by_device_mib": "11206/11206", "oversubscribed": True}
     view = make_page(run([case("single", 1, 100.0), *(case(mode, 2, 150.0, **memory) for mode in modes)]))
     terminal.print_page(view, piped_width=80)
     lines = capsys.readouterr().out.splitlines()
-    begin = next(i for i, line in enumerate(lines) if line.startswith("single "))
-    for mode, line in zip(modes, lines[begin + 1 :], strict=False):
+    assert any(line.startswith("single ") for line in lines)
+    begin = next(i for i, line in enumerate(lines) if "not comparable" in line) + 4
+    for mode, line in zip(modes, lines[begin:], strict=False):
         assert line.lower().startswith(mode)
         assert cell_len(line.rstrip()) <= 80
-    assert not [line for line in lines if "not comparable" in line]
-    (_, *shared), terms = view.tables[0].rows, [heading.term for heading in view.tables[0].columns]
-    compared = [i for i, term in enumerate(terms) if term in ("Speed-up", "Efficiency")]
-    assert not [row for row in shared if any(row[i] for i in compared)]
+    terms = {heading.term for heading in view.tables[1].columns}
+    assert not terms & {"Speed-up", "Efficiency"}
     shown = (cell for table in every_table(view) for row in table.rows for cell in row)
     assert {found for cell in shown for found in re.findall(r"11,\d+", str(cell))} == {"11,210"}
 
