@@ -41,14 +41,14 @@ RESULTS = (
     *("peak_mem_mib", "num_rounds"),
 )
 
+ANATOMY = "Parts by the anatomy pass (backward includes waiting)"
 TABLES = {
     "Side by side": (
         "Layers are split by the time that each takes.",
         "images_per_s speedup vs_ddp_default bubble_pct",
     ),
-    "Where a step goes": (
-        "Per step, from the anatomy pass, not the timed one: medians over ranks. Backward includes exposed "
-        "communication.",
+    ANATOMY: (
+        "Per step, not the timed one: medians over ranks.",
         "data_ms forward_ms backward_ms optimizer_ms anatomy_slowdown_pct",
     ),
     "Communication": (

@@ -15,6 +15,7 @@ from ..bench.results.comparisons import Comparison, select_compile_comparisons, 
 from ..bench.results.run_folder import name_failure_file
 from .cases import add_workload_names, group_workloads
 from .table import (
+    ANATOMY,
     NAME,
     NAME_IN_PARTS,
     RESULTS,
@@ -49,7 +50,7 @@ def make_tables(
     last = make_column("num_rounds"), links, make_column("num_devices"), make_column("case_id")
     return [
         tabulate("Every column", ok, after=last),
-        tabulate("Where a step goes", ok),
+        tabulate(ANATOMY, ok),
         tabulate("Communication", [case for case in ddp if case.num_devices > 1]),
         _tabulate_compiling(ok, comparisons),
         tabulate("GPUs under load", ok),

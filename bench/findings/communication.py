@@ -26,6 +26,7 @@ from .wording import get_hidden_share, name_devices, name_samples
 EXPOSED, ALL_REDUCE = "exposed communication", "all-reduce that is not overlapped"
 CONTENTION, BUFFERS = "contention, waiting and copies", "DDP's broadcast of buffers"
 COPIES, OWN_WORK = "copying gradients into buckets and back", "DDP's own overhead on one device"
+DEFAULTS = "DDP's default settings"
 RANKS, DATA = "waiting for the slowest rank", "data loading"
 COMMUNICATION_SAVINGS = (EXPOSED, ALL_REDUCE)
 """Savings that smaller or better placed messages bring."""
@@ -260,7 +261,7 @@ def explain_ddp_step(
     savings = [Saving(ms, what, REMEDIES[what]) for what, ms in costs.items() if ms]
     saved = estimate_total({step: 1.0, (faster.faster_id, "timed"): -1.0}) if faster else None
     if faster and saved:
-        savings.append(Saving(saved, "DDP's default settings", f"{faster.paste} (measured)"))
+        savings.append(Saving(saved, DEFAULTS, f"{faster.paste} (measured)"))
     least = MIN_SHARE * ddp.step_ms.estimate
     large = (one for one in savings if one.ms.low > 0 and one.ms.estimate > least)
     savings = _make_concrete(ddp, sorted(large, key=lambda one: -one.ms.estimate))

@@ -22,6 +22,7 @@ from .answers import label_variants, select_headline
 from .cautions import Caution, describe_busy_cores
 from .communication import (
     COMMUNICATION_SAVINGS,
+    DEFAULTS,
     OWN_WORK,
     StepExplanation,
     estimate_half_bytes,
@@ -149,7 +150,9 @@ def _propose_less_communication(
             return _propose_larger_batch(manifest, ddp, saving, first)
         search = write_command(manifest, "tune", **{**dict.fromkeys(TUNE_SETTINGS), **first})
         most = format_most(ddp.exposed_comm_ms or saving.ms)
-        why = f"search for better bucket caps, which save {most} of each step (how much is not known yet)"
+        best = next((format_interval(one.ms, "ms") for one in savings if one.what == DEFAULTS), "")
+        known = f"the best measured setting saves {best}" if best else "how much is not known yet"
+        why = f"search for better bucket caps, which save {most} of each step ({known})"
         return NextStep(why, search)
     if set(axes["comm_hook"]) != {"none"}:
         return _propose_larger_batch(manifest, ddp, saving, first)

@@ -27,7 +27,7 @@ from ddp_bench.report import page as run_page
 from ddp_bench.report.cases import DENSE_PEAKS, add_rates
 from ddp_bench.report.conditions import describe_status
 from ddp_bench.report.page import Files, make_cards, make_page
-from ddp_bench.report.table import TERMS
+from ddp_bench.report.table import ANATOMY, TERMS
 from ddp_bench.report.tables import tabulate_results
 
 
@@ -178,7 +178,7 @@ def folded(shown, title):
 def test_instruments_never_cost_less_than_nothing(low, width, cost):
     ends = {"": low + width / 2, "_low": low, "_high": low + width}
     row = communicating(2, 200.0) | {f"anatomy_slowdown_pct{end}": value for end, value in ends.items()}
-    assert folded(make_page(run([row])), "Where a step goes").rows[0][-1] == cost
+    assert folded(make_page(run([row])), ANATOMY).rows[0][-1] == cost
 
 
 MANIFEST = {"model": {"forward_flops_per_image": 4e9}}
