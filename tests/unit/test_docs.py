@@ -30,12 +30,12 @@ def blocks(language):
 
 @pytest.fixture
 def workload(tmp_path, monkeypatch):
-    (file,) = re.findall(r"in `(\w+)\.py`", SECTION)
-    (source,) = blocks("python")
-    (tmp_path / f"{file}.py").write_text(source)
+    files = re.findall(r"in `(\w+)\.py`", SECTION)
+    for file, source in zip(files, blocks("python"), strict=True):
+        (tmp_path / f"{file}.py").write_text(source)
+        monkeypatch.delitem(sys.modules, file, raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path[:])
-    monkeypatch.delitem(sys.modules, file, raising=False)
     (commands,) = blocks("bash")
     run, gate = map(shlex.split, commands.splitlines())
     assert run[:2] == ["ddp-bench", "run"]
@@ -43,6 +43,13 @@ def workload(tmp_path, monkeypatch):
     measured = [make_parser().parse_args(arguments).workload for arguments in (run[2:], gate[5:])]
     assert measured[0] == measured[1]
     return load_workload(measured[0], 32)
+
+
+@pytest.mark.usefixtures("workload")
+def test_a_function_that_returns_a_module_is_a_workload_of_images():
+    (named,) = re.findall(r"`ddp-bench run --workload (\S+)`", SECTION)
+    assert load_workload(named, 32).image_size == 32
+    assert make_module(load_workload(named, 32))(torch.zeros(2, 3, 32, 32)).shape == (2, 1000)
 
 
 def test_its_model_is_proven_and_trains(workload):

@@ -33,7 +33,7 @@ OTHER_TOOLS = {
 }
 """What is not run, by how it begins, and why."""
 
-OWN_MODEL = re.search(r"```python\n(.*?)```", (ROOT / "docs/own-model.md").read_text("utf-8"), re.DOTALL)[1]
+_, OWN_MODEL = re.findall(r"```python\n(.*?)```", (ROOT / "docs/own-model.md").read_text("utf-8"), re.DOTALL)
 NET = "import torch\ndef make(): return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(4))\n"
 NET = NET.replace("LazyLinear(4)", "Linear(3 * 32 * 32, 4)")
 PROJECT = {
