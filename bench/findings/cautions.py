@@ -263,13 +263,15 @@ def check_rounds(ok: Sequence[CaseResult], times: RoundTimes) -> Iterator[Cautio
         slopes = per_round, change.low, change.high
         percent, low, high = (100 * math.expm1(slope * (last - first)) for slope in slopes)
         ends = sorted((abs(low), abs(high)))
+        is_large = abs(percent) > 100 * MAX_DRIFT
+        ratios = "and, at this size, perhaps in" if is_large else "and not in"
         yield Caution(
-            kind=LARGE_DRIFT if abs(percent) > 100 * MAX_DRIFT else "drift",
+            kind=LARGE_DRIFT if is_large else "drift",
             short=f"the machine became {abs(percent):.0f}% {'faster' if percent > 0 else 'slower'} "
             "during the run",
             text=f"all cases became {abs(percent):.0f}% ({ends[0]:.0f}\N{EN DASH}{ends[1]:.0f}) "
             f"{'faster' if percent > 0 else 'slower'} from round {first} to {last}: this is in "
-            f"{format_rate_unit(ok[0].unit)} and ms, and not in ratios, which are taken within rounds",
+            f"{format_rate_unit(ok[0].unit)} and ms, {ratios} ratios, which are taken within rounds",
             advice=f"{format_command('doctor')} for the cause; compare versions "
             f"with {get_message_prefix('gate')} --interleave",
         )
