@@ -73,7 +73,7 @@ def propose_next_step(
     no_baseline = bool(failed or manifest.interleaved_id)
     forecast = _propose_forecast(run) if manifest.settings.calibrate and not no_baseline else None
     if forecast is not None or no_baseline or not verdicts:
-        return forecast or _propose_real_gpus(run)
+        return forecast or (None if no_baseline else _propose_real_gpus(run))
     is_loaded = any(one.kind == "other load" for one in cautions)
     if any(verdict.is_open for verdict in verdicts):
         more = _propose_more_rounds(run, [one for one in verdicts if one.is_open])

@@ -39,7 +39,7 @@ class Saving:
 
     @property
     def label(self) -> str:
-        """What takes the time, and the cost that it is a part of."""
+        """Name of the cost, and of the larger one that it is a part of."""
         return f"{self.what} (part of {self.part_of})" if self.part_of else self.what
 
 

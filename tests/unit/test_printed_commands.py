@@ -102,6 +102,8 @@ LAUNCHERS = {
 LAUNCHED = {name: write_launched_command(*how) for name, how in LAUNCHERS.items()}
 """Commands as manifests hold them, by what started them."""
 
+ONE_GPU = case("ddp", 1, 98.0) | measured(speedup=0.98)
+
 OPEN_RUN = partial(following, SINGLE, DP | ROUNDS_20, DDP | ROUNDS_20, by=(OPEN,))
 EXPOSED_RUN = partial(following, SINGLE, DP, EXPOSED, by=(KNOWN,))
 ON_ONE = partial(following, SINGLE, calibrate=True, folder=Path("ONE"))
@@ -113,6 +115,9 @@ NEXT = {
     "forecast, PCIe": partial(ON_ONE, H200 | {"device_name": "H100 PCIe"}),
     "no forecast of several": partial(following, SINGLE, H200, DDP, calibrate=True),
     "nothing compared": partial(following, SINGLE),
+    "shared GPUs": partial(following, SINGLE, DDP | {"oversubscribed": True}, share_gpus=True, gpus=[2]),
+    "one GPU": partial(following, SINGLE, ONE_GPU),
+    "one GPU, costly": partial(following, SINGLE, ONE_GPU | measured(speedup=0.8)),
     "a side of a gate": partial(following, SINGLE, DP, DDP, by=(OPEN,), manifest={"interleaved_id": "abc"}),
     "open": OPEN_RUN,
     "open, with a margin": partial(OPEN_RUN, margin=0.049),
