@@ -1,6 +1,11 @@
 """Projects of users: a git repository whose second commit is slower; packages that have our names."""
 
+import atexit
+import functools
+import shutil
 import subprocess
+import tempfile
+from pathlib import Path
 
 NET = """
 import torch
@@ -34,17 +39,26 @@ def git(folder, *arguments):
     return subprocess.check_output(["git", *who, *arguments], cwd=folder, text=True).strip()
 
 
+@functools.cache
+def empty_repository():
+    """A repository without a commit, to be copied: made once a process."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    git(folder, "init", "--quiet", "--initial-branch", "main")
+    return folder
+
+
 def commit(folder, files):
     """Write these files into a repository, made where there is none, and commit them; the commit."""
     if not (folder / ".git").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        git(folder, "init", "--quiet", "--initial-branch", "main")
+        shutil.copytree(empty_repository(), folder, dirs_exist_ok=True)
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     git(folder, "add", "--all")
     git(folder, "commit", "--quiet", "--message", "a change")
-    return git(folder, "rev-parse", "HEAD")
+    head = (folder / ".git" / "HEAD").read_text().strip()
+    return (folder / ".git" / head.removeprefix("ref: ")).read_text().strip() if "ref: " in head else head
 
 
 OURS = ("bench", "models", "report")

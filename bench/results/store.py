@@ -127,7 +127,7 @@ def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a run's folder. Raises UsageError if missing, damaged or of another schema."""
     path = folder / MANIFEST
     if not os.path.isfile(path):  # noqa: PTH113 - Path's raises where a name is too long
-        why = f"it has no {MANIFEST}" if os.path.lexists(folder) else "it does not exist"
+        why = f"it does not exist, or has no {MANIFEST}"
         raise UsageError(f"{folder} is not a results folder: {why}; name a run's folder")
     return parse_manifest(read_json(path), path)
 

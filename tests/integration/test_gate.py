@@ -272,7 +272,8 @@ def test_however_it_is_imported_the_commits_are_compared(way, tmp_path, environm
 
     slow = commit(project, {"mynet/net.py": NET.format(products=400)})
     code, found, said = gate(elsewhere, fast, *run, **how)
-    assert f"mynet {fast[:7]} → {slow[:7]}" in said
+    assert f"baseline mynet {fast[:7]}, torch" in said
+    assert f"candidate mynet {slow[:7]}, torch" in said
     assert code == ExitCode.FAILED, str(found["comparisons"][0])
     assert found["code"]["baseline"]["workload"]["file"] == "mynet/net.py"
 

@@ -203,7 +203,7 @@ def zipped(change, **without):
         (zipped(lambda file: file.writestr("../outside.csv", "x")), "it holds '../outside.csv'"),
         (zipped(lambda file: file.writestr("/etc/outside.csv", "x")), "it holds '/etc/outside.csv'"),
         (zipped(lambda file: file.writestr("logs/rank0.txt", "x")), "it holds 'logs/rank0.txt'"),
-        (encode_archive({"cases.csv": b""}), "it has no manifest.json"),
+        (encode_archive({"cases.csv": b""}), "has no manifest.json"),
         (encode_archive({"manifest.json": b"{}" * 200})[:-40], "no archive of a run, or damaged"),
         (b"no zip", "no archive of a run, or damaged"),
         (encode_archive({"manifest.json": b"["}), "a.zip/manifest.json is not valid JSON"),
