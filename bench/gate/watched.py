@@ -111,7 +111,7 @@ def make_cards(found: StepChange) -> list[Card]:
     """Make a card of the step on both sides, and one of each promise."""
     before, after = (format_interval(ms, "ms") for ms in (found.baseline_ms, found.candidate_ms))
     more = found.difference_ms
-    less = Interval(0.0, 0.0, 0.0).subtract(more)
+    less = more.negate()
     state, label = "open", "no significant difference"
     difference = f"between {write_estimate(less, less.high)} less and {write_estimate(more, more.high)} more"
     for ms, word, tone in ((less, "less", GOOD), (more, "more", BAD)):
