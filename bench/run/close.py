@@ -122,7 +122,8 @@ def close_broken_run(folder: Path, because: str) -> None:
 
         write_page(folder)
     except UsageError as error:
-        print_message(f"error: {error}")
+        if because != STOPPED_BY_ERROR:  # the error that stopped the run, such as a full disk, has been told
+            print_message(f"error: {error}")
         return
     if because != STOPPED_BY_ERROR:
         print_message(f"{because}; {rates.count()} of {len(rates)} cases have results in {folder}")
