@@ -25,7 +25,7 @@ START_METHOD = "forkserver"
 
 
 def run_ranks(script, num_ranks, folder, *, meet=False):
-    """What each of as many new processes passes to `report`; unless they `meet`, `script` sees to it."""
+    """Return what each of the new processes passes to `report`; unless they `meet`, `script` sees to it."""
     ranks = Ranks(num_ranks, folder, meet=meet)
     try:
         return ranks.play(script)

@@ -69,7 +69,7 @@ def plain():
 
 
 def deprecated_option():
-    """Where the constructor warns, it names the user's line."""
+    """A warning of the constructor names the user's line."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         model = wrapped(check_reduction=True)

@@ -153,10 +153,8 @@ def _describe_launches(gate: Gate) -> list[str]:
     if gate.num_launches == 1:
         return [f"{turns}: another launch may differ by more."]
     lines = [f"{turns}: intervals include launch-to-launch, not day-to-day, variation."]
-    if gate.decision.verdict == "pass":
-        rates = [
-            c.ratio.low for c in gate.comparisons if c.decides and c.metric == "images_per_s" and c.ratio
-        ]
+    rates = [c.ratio.low for c in gate.comparisons if c.decides and c.metric == "images_per_s" and c.ratio]
+    if gate.decision.verdict == "pass" and rates:  # --ratios-only judges none
         lines.append(f"No case is slower by more than {100 * max(1 - min(rates), 0.0):.2g}%.")
     if (width := gate.compute_resolvable_change()) is not None:
         lines.append(f"A gate of as many launches can resolve changes of about ±{100 * width:.2g}%.")

@@ -185,6 +185,19 @@ def test_what_can_be_resolved_follows_from_how_launches_scatter():
     )
 
 
+def test_a_pass_says_which_slowdown_it_excludes_where_it_judges_a_rate():
+    """`--ratios-only` judges none, and passes."""
+    numbers = [i * LAUNCH_OFFSET + r for i in range(6) for r in range(6)]
+    step_ms = [100.0 + n % 3 for n in numbers]
+    sides = [made_run({("single", 1): step_ms, ("ddp", 2): step_ms}, numbers=numbers) for _ in range(2)]
+    for is_told, options in ((True, {}), (False, {"ratios_only": True})):
+        gate = gated(*sides, looks=(6,), **options)
+        assert gate.decision.verdict == "pass"
+        assert (
+            any(note.startswith("No case is slower by more") for note in output.list_notes(gate)) == is_told
+        )
+
+
 def reading(at_s, own_s, busy_s):
     return LoadReading("a", (0, 1), at_s, own_s, (busy_s / 2,) * 2, (0.0, 0.0))
 

@@ -127,7 +127,7 @@ def test_a_gate_says_in_ms_what_a_step_takes_what_was_expected_and_which_setting
 def test_a_gate_says_whether_a_step_takes_as_long_as_expected_and_what_is_left(
     tmp_path, capsys, left_s, words
 ):
-    """Of the wait of 54 ms nothing is left, or 44 ms; communication adds 20 ms."""
+    """Nothing of the wait of 54 ms is left, or 44 ms; communication adds 20 ms."""
     before = with_loader(tmp_path / "before", 0.05, 0, noise=0.001)
     after = with_loader(tmp_path / "after", left_s, 2, noise=0.001)
     _, said = gated(capsys, before, after)

@@ -31,7 +31,7 @@ PLANTED = "PLANTED-4711"
 
 
 def test_the_end_says_in_one_sentence_what_watching_took_by_its_own_clock(tmp_path, capsys):
-    """Of the rank on which it took most: 1.2 ms of a step of 120 ms, which probes do not change."""
+    """The rank on which it took most counts: 1.2 ms of a step of 120 ms, which probes do not change."""
     run = watched_run(write_rows(tmp_path / "watched", training()), quiet=False)
     watched, step_s = run.manifest.watched, sum(OWN_S.values()) + EXPOSED_S
     assert watched.own_ms == pytest.approx(2 * 1000 * OWN_S_OF_WATCH)

@@ -44,7 +44,7 @@ def test_the_cap_is_that_of_the_script(num_bytes, cap):
 
 
 def test_torchs_compiler_rewrites_a_wrapped_collective_as_it_does_the_original():
-    """Where torch was compiling before the watch came, as in a notebook."""
+    """Torch was compiling before the watch came, as in a notebook."""
     from torch._dynamo.variables.functions import CollectiveFunctionRewriteVariable
     from torch.distributed import _functional_collectives, all_reduce
 
