@@ -205,7 +205,8 @@ def check_learned(
     No optimizer steps them, and DDP does not send them. `named` are known by their names.
     """
     own = {id(one) for one in module.parameters()}
-    strange = [one for one in _list_parameters(loss) if id(one) not in own]
+    leaves = [getattr(node, "variable", None) for node in list_graph_nodes(loss)]
+    strange = [one for one in leaves if isinstance(one, nn.Parameter) and id(one) not in own]
     if strange:
         names = {id(one): name for name, one in (named or {}).items()}
         first = names.get(id(strange[0])) or f"one of shape {tuple(strange[0].shape)}"
@@ -215,19 +216,15 @@ def check_learned(
         )
 
 
-def _list_parameters(loss: object) -> list[nn.Parameter]:
-    """List the parameters that a backward of the loss would reach."""
-    nodes, seen, found = [getattr(loss, "grad_fn", None)], set[object](), list[nn.Parameter]()
+def list_graph_nodes(loss: object) -> list[Any]:
+    """List the nodes of autograd that a backward of the loss would reach; of parameters their `variable`."""
+    nodes, found = [getattr(loss, "grad_fn", None)], dict[Any, None]()
     while nodes:
         node = nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        leaf = getattr(node, "variable", None)
-        if isinstance(leaf, nn.Parameter):
-            found.append(leaf)
-        nodes += [following for following, _ in node.next_functions]
-    return found
+        if node is not None and node not in found:
+            found[node] = None
+            nodes += [following for following, _ in node.next_functions]
+    return list(found)
 
 
 def _try_loss(workload: Workload, module: nn.Module, batch: Batch) -> None:

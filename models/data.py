@@ -6,6 +6,7 @@ import hashlib
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -21,11 +22,31 @@ from .workload import Batch, Workload, is_pair_of_tensors, make_batch
 if TYPE_CHECKING:
     from .folder import Images
 
+CPU = torch.device("cpu")
+
 _POOL_SIZE = 4  # host batches in turn: enough that the copied bytes are not already in the CPU's cache
 
 
 Drawn: TypeAlias = dict[tuple[int, int], list[Batch]]
 """Synthetic batches by their rows and the rank that trains on them, where it takes them from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """The part of all batches that one rank trains on.
+
+    Synthetic batches depend on `seed` and `rank`, not on `world_size`; of a folder, shares are disjoint.
+    """
+
+    batch_size: int
+    """Rows of the rank's own batch."""
+    rank: int = 0
+    world_size: int = 1
+    device: torch.device = CPU
+    """Device that batches are given on."""
+    seed: int = 0
+    num_workers: int = 0
+    """Processes that read images of a folder; 0: this one."""
 
 
 class BatchSource(ABC):
@@ -86,27 +107,16 @@ class HostSource(BatchSource):
         )
 
 
-def open_source(  # noqa: PLR0913 - each says something else of the batches
-    workload: Workload,
-    *,
-    data: str,
-    batch_size: int,
-    rank: int,
-    world_size: int,
-    device: torch.device,
-    seed: int,
-    num_workers: int = 0,
-    drawn: Drawn | None = None,
-    outputs: int | None = None,
+def open_source(
+    workload: Workload, data: str, share: Share, *, drawn: Drawn | None = None, outputs: int | None = None
 ) -> BatchSource:
-    """Open the batches of `batch_size` rows that `rank` of `world_size` trains on.
+    """Open the batches of a share.
 
     `data` is `device` (one synthetic batch), `host` (synthetic batches copied every step) or a folder of
-    images. Synthetic batches depend on `seed` and `rank`, not on `world_size`; a folder is split into
-    disjoint shards, shuffled anew every epoch, and read by `num_workers` processes (0: this one). Synthetic
-    ones that are in `drawn`, of the same `data` and device, are not drawn again, and others are put there:
-    eight GPUs' cases would hold gigabytes of equal batches. `outputs` are those of the model, 0 where none
-    are known; None has this process look, which no process that trains does.
+    images, shuffled anew every epoch. Synthetic ones that are in `drawn`, of the same `data` and device, are
+    not drawn again, and others are put there: eight GPUs' cases would hold gigabytes of equal batches.
+    `outputs` are those of the model, 0 where none are known; None has this process look, which no process
+    that trains does.
 
     Raises UsageError for a folder that is missing, empty, smaller than one global batch, or of more classes
     than the model has outputs, and for a workload whose batches are not images of a known size and their
@@ -114,31 +124,23 @@ def open_source(  # noqa: PLR0913 - each says something else of the batches
     """
     if data in ("device", "host"):
         drawn = {} if drawn is None else drawn
-        key = batch_size, rank
+        key = share.batch_size, share.rank
         if key not in drawn:
-            generator = torch.Generator().manual_seed(make_seed(seed, rank))
-            drawn[key] = [
-                _move_batch(make_batch(workload, batch_size=batch_size, generator=generator), data, device)
+            generator = torch.Generator().manual_seed(make_seed(share.seed, share.rank))
+            made = (
+                make_batch(workload, batch_size=share.batch_size, generator=generator)
                 for _ in range(1 if data == "device" else _POOL_SIZE)
-            ]
-        return DeviceSource(drawn[key][0]) if data == "device" else HostSource(drawn[key], device)
+            )
+            drawn[key] = [_move_batch(batch, data, share.device) for batch in made]
+        return DeviceSource(drawn[key][0]) if data == "device" else HostSource(drawn[key], share.device)
     outputs = (count_outputs(workload) or 0) if outputs is None else outputs
     images = find_images(workload, data, outputs)
-    if too_few := explain_too_few(data, len(images), batch_size, world_size):
+    if too_few := explain_too_few(data, len(images), share.batch_size, share.world_size):
         raise UsageError(too_few)
     # torchvision takes seconds to import: only a folder of images needs it.
     from .folder import FolderSource
 
-    return FolderSource(
-        images,
-        workload=workload,
-        batch_size=batch_size,
-        rank=rank,
-        world_size=world_size,
-        device=device,
-        seed=seed,
-        num_workers=num_workers,
-    )
+    return FolderSource(images, share, channels_last=workload.channels_last)
 
 
 def find_images(workload: Workload, data: str, outputs: int) -> Images:

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_collate
+from torch.utils.data import DataLoader, DistributedSampler, default_collate
 from torchvision import transforms
 from torchvision.datasets.folder import (
     IMG_EXTENSIONS,
@@ -27,8 +27,8 @@ from torchvision.datasets.folder import (
 
 from ..bench.common.errors import UsageError
 from ..bench.common.process import end_with
-from .data import BatchSource, make_seed
-from .workload import Batch, Workload, format_error
+from .data import BatchSource, Share, make_seed
+from .workload import Batch, format_error
 
 MAX_CHECKED = 1000
 
@@ -62,6 +62,8 @@ class Images(DatasetFolder):  # type: ignore[misc]  # torchvision has no types
 
     samples: list[tuple[str, int]]
     classes: list[str]
+    gate: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    """Gate that each image passes as it is loaded."""
 
     def __init__(self, folder: Path, image_size: int) -> None:
         if not folder.is_dir():
@@ -90,7 +92,8 @@ class Images(DatasetFolder):  # type: ignore[misc]  # torchvision has no types
 
     def __getitem__(self, index: int) -> Sample:
         try:
-            found: Sample = super().__getitem__(index)
+            with self.gate:
+                found: Sample = super().__getitem__(index)
         except _DECODE_ERRORS as exc:
             return Unreadable(_describe_unreadable(self.samples[index][0], exc))
         return found
@@ -114,7 +117,7 @@ def check_folder(folder: Path) -> int:
     return len(samples)
 
 
-class _Gate:
+class _Gate(contextlib.AbstractContextManager[None]):
     """A gate that loader processes pass for each image; none is at work while it is closed.
 
     Otherwise those of one case fill their queue while another case is timed, on the same cores, and the next
@@ -157,53 +160,31 @@ class _Gate:
             self._door.release()
 
 
-class _Gated(Dataset[Sample]):
-    """Images that are loaded one by one through a gate."""
-
-    def __init__(self, images: Images, gate: _Gate) -> None:
-        self._images, self._gate = images, gate
-
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def __getitem__(self, index: int) -> Sample:
-        with self._gate:
-            return self._images[index]
-
-
 class FolderSource(BatchSource):
     """Batches of a rank's shard, epoch after epoch, each in a new order."""
 
-    def __init__(
-        self,
-        images: Images,
-        *,
-        workload: Workload,
-        batch_size: int,
-        rank: int,
-        world_size: int,
-        device: torch.device,
-        seed: int,
-        num_workers: int,
-    ) -> None:
+    def __init__(self, images: Images, share: Share, *, channels_last: bool) -> None:
+        num_workers, device = share.num_workers, share.device
         sampler: DistributedSampler[Sample] = DistributedSampler(
-            images, world_size, rank, shuffle=True, seed=seed, drop_last=True
+            images, share.world_size, share.rank, shuffle=True, seed=share.seed, drop_last=True
         )
-        self._gate = _Gate(num_workers) if num_workers else None
+        self._gate = _Gate(num_workers)
+        if num_workers:
+            images.gate = self._gate
         self.num_ahead = PREFETCH_FACTOR * num_workers
         loader: DataLoader[Sample] = DataLoader(
-            images if self._gate is None else _Gated(images, self._gate),
-            batch_size=batch_size,
+            images,
+            batch_size=share.batch_size,
             sampler=sampler,
             num_workers=num_workers,
             prefetch_factor=PREFETCH_FACTOR if num_workers else None,
             # Not the workload: a process that is no fork gets it pickled, and functions of users may not be.
-            collate_fn=functools.partial(_collate, channels_last=workload.channels_last),
+            collate_fn=functools.partial(_collate, channels_last=channels_last),
             pin_memory=device.type == "cuda",
             drop_last=True,
             persistent_workers=num_workers > 0,
             worker_init_fn=_make_worker_start() if num_workers else None,
-            generator=torch.Generator().manual_seed(make_seed(seed, rank)),
+            generator=torch.Generator().manual_seed(make_seed(share.seed, share.rank)),
         )
         self._device = device
         self._batches = _yield_epochs(loader, sampler)
@@ -217,12 +198,10 @@ class FolderSource(BatchSource):
         return images.to(self._device, non_blocking=True), targets.to(self._device, non_blocking=True)
 
     def pause(self) -> None:
-        if self._gate is not None:
-            self._gate.close()
+        self._gate.close()
 
     def resume(self) -> None:
-        if self._gate is not None:
-            self._gate.open()
+        self._gate.open()
 
     def close(self) -> None:
         """Stop the workers: they live as long as the loader, which only the generator holds."""

@@ -30,14 +30,14 @@ def import_alone(name: str, folder: str) -> ModuleType:
     """
     was_initialized = dist.is_initialized()
     argv, sys.argv = sys.argv, [name]
-    told: list[str] = []
+    held = _HeldStderr()
     try:
-        with _hide_rendezvous(), _hold_stderr(told):
+        with _hide_rendezvous(), held:
             spec = importlib.util.find_spec(name)
             sys.argv = [(spec and spec.origin) or name]
             module = importlib.import_module(name)
     except SystemExit as error:
-        last = " ".join((told or [f"code {error.code}"])[-1].split())
+        last = " ".join((held.told or [f"code {error.code}"])[-1].split())
         where = _find_error_place(error, folder, name)
         raise UsageError(f"{where} ends the process on import ({last}); {GUARD}") from None
     except USER_EXCEPTIONS as error:
@@ -69,38 +69,31 @@ def _hide_rendezvous() -> Iterator[None]:
         os.environ.update(before)
 
 
-class _Held:
-    """Stands for a stream: it keeps what is written until it is let go, and then passes it on."""
+class _HeldStderr:
+    """Stands for stderr within it, where argparse says why it ends the process: what is written waits.
 
-    def __init__(self, stream: Any, told: list[str]) -> None:
-        self._stream, self._told, self._holds = stream, told, True
+    After it, it passes on what it kept, unless the process was to end, and then all that comes: handlers of
+    logging that were made within it go on.
+    """
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self._stream, self._holds = sys.stderr, True
+
+    def __enter__(self) -> None:
+        stand_in: Any = self
+        sys.stderr = stand_in
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        sys.stderr, self._holds = self._stream, False
+        if kind is None or not issubclass(kind, SystemExit):
+            self._stream.write("".join(self.told))
 
     def write(self, text: str) -> int:
         if not self._holds:
-            return int(self._stream.write(text))
-        self._told.append(text)
+            return self._stream.write(text)
+        self.told.append(text)
         return len(text)
-
-    def let_go(self, *, lost: bool) -> None:
-        self._holds = False
-        if not lost:
-            self._stream.write("".join(self._told))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
-
-
-@contextlib.contextmanager
-def _hold_stderr(told: list[str]) -> Iterator[None]:
-    """Within it, `told` takes what is written to stderr: argparse says there why it ends the process."""
-    stream, ended = sys.stderr, False
-    held = _Held(stream, told)
-    sys.stderr = held
-    try:
-        yield
-    except SystemExit:
-        ended = True
-        raise
-    finally:
-        sys.stderr = stream
-        held.let_go(lost=ended)

@@ -34,7 +34,7 @@ def profile_workload(workload: Workload) -> Model:
         arch=workload.name,
         num_params=sum(param.numel() for param in params),
         dtype=DTYPES.get(dtypes.pop()) if len(dtypes) == 1 else None,
-        gradient_bytes=sum(param.numel() * param.element_size() for param in params if param.requires_grad),
+        gradient_bytes=sum(num_bytes for _, num_bytes, _ in list_trainable(module)),
         # of one of two rows; a count of zero means that the counter knows none of the model's operators
         forward_flops_per_image=flops // 2 if flops else None,
         in_evaluation=not module.training,
@@ -53,6 +53,16 @@ class Gradient:
     forward_flops: float
 
 
+def list_trainable(module: nn.Module) -> list[tuple[str, int, str]]:
+    """Name, bytes and kind of the trainable parameters as registered.
+
+    The kind is the dtype where there are several: DDP never mixes them in a bucket.
+    """
+    found = [(name, one) for name, one in module.named_parameters() if one.requires_grad]
+    mixed = len({one.dtype for _, one in found}) > 1
+    return [(name, one.nbytes, str(one.dtype) if mixed else "") for name, one in found]
+
+
 def list_gradients(workload: Workload) -> list[Gradient]:
     """List the trainable parameters of a workload, last registered first, as a backward reaches them."""
     module, _, counter = _forward(workload)
@@ -60,12 +70,10 @@ def list_gradients(workload: Workload) -> list[Gradient]:
     # Names in the counter begin with the model's class.
     flops = {name.partition(".")[2]: sum(ops.values()) for name, ops in by_module.items()}
     found, counted = [], set[str]()
-    for name, parameter in reversed(list(module.named_parameters())):
-        if parameter.requires_grad:
-            owner = name.rpartition(".")[0]
-            own_flops = 0 if owner in counted else flops.get(owner, 0)
-            counted.add(owner)
-            found.append(Gradient(name, parameter.numel() * parameter.element_size(), own_flops))
+    for name, num_bytes, _ in reversed(list_trainable(module)):
+        owner = name.rpartition(".")[0]
+        found.append(Gradient(name, num_bytes, 0 if owner in counted else flops.get(owner, 0)))
+        counted.add(owner)
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -24,15 +24,12 @@ MAX_GRAPHS = 256
 """Graphs that dynamo may hold of one function: every case has its own, where its limit of 8 is for reuse."""
 
 
-def make_optimizer_factory(
-    workload: Workload, settings: StepSettings
-) -> Callable[[Iterable[nn.Parameter]], Optimizer]:
-    """Return what makes the workload's optimizer, with the kernels that `settings` ask for."""
-    return (
-        functools.partial(_fuse_optimizer, workload.optimizer)
-        if settings.fused_optimizer
-        else workload.optimizer
-    )
+def make_optimizer(
+    workload: Workload, settings: StepSettings, parameters: Iterable[nn.Parameter]
+) -> Optimizer:
+    """Make the workload's optimizer, with the kernels that `settings` ask for."""
+    made = workload.optimizer(parameters)
+    return _fuse_optimizer(made) if settings.fused_optimizer else made
 
 
 def move_and_compile(module: nn.Module, settings: StepSettings, device: torch.device) -> nn.Module:
@@ -59,11 +56,9 @@ def has_fused_optimizer(workload: Workload) -> bool:
         return False
 
 
-def _fuse_optimizer(
-    make: Callable[[Iterable[nn.Parameter]], Optimizer], parameters: Iterable[nn.Parameter]
-) -> Optimizer:
-    """Return the workload's own optimizer, with what its hooks know of it, set to fused kernels."""
-    made, chosen = make(parameters), {"fused": True, "foreach": False}
+def _fuse_optimizer(made: Optimizer) -> Optimizer:
+    """Return the optimizer, with what its hooks know of it, set to fused kernels."""
+    chosen = {"fused": True, "foreach": False}
     for group in (made.defaults, *made.param_groups):
         group.update(chosen)
     # What a constructor notes of fused kernels: one made for the purpose tells.

@@ -21,13 +21,13 @@ from torch.nn.functional import cross_entropy
 from ddp_bench import Workload
 from ddp_bench.bench.measure.clock import make_clock
 from ddp_bench.bench.measure.timed import Trainer, run_block
-from ddp_bench.bench.modes.base import SingleMode
+from ddp_bench.bench.modes.base import Mode
 from ddp_bench.bench.plan.settings import Settings
 from ddp_bench.bench.run.job import make_job
 from ddp_bench.bench.stats.interval import compute_median_ratio
 from ddp_bench.bench.worker.messages import Inspect, Look
 from ddp_bench.bench.worker.rank import Rank
-from ddp_bench.models.data import open_source
+from ddp_bench.models.data import Share, open_source
 from ddp_bench.models.registry import make_workload
 from ddp_bench.models.step import move_and_compile, set_float32_precision
 from ddp_bench.models.workload import make_module
@@ -54,9 +54,9 @@ def trainer_of():
     job = make_job(asked, [devices], lambda settings: rank.compute_reply(Inspect(settings=settings)))
     case, workload = job.plan[0].case, make_workload(job.settings)
     workload = replace(workload, channels_last=case.channels_last)
-    module, batch = move_and_compile(make_module(workload), case, DEVICE), {"batch_size": case.global_batch}
-    source = open_source(workload, data="device", rank=0, world_size=1, device=DEVICE, seed=0, **batch)
-    return Trainer(case, SingleMode(module), workload, source), case.precision
+    module = move_and_compile(make_module(workload), case, DEVICE)
+    source = open_source(workload, "device", Share(batch_size=case.global_batch, device=DEVICE))
+    return Trainer(case, Mode(module), workload, source), case.precision
 
 
 def step_ms(step, *, lead_in=2):

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from held import held, trainer_of  # noqa: F401
 from made import case_of  # noqa: F401
 from stand_ins import stand_in  # noqa: F401
 from torch import nn  # noqa: F401
@@ -23,13 +24,13 @@ from ddp_bench.bench.modes.base import UnusedParametersError, pin_thread  # noqa
 from ddp_bench.bench.proof.comparison import ProofError  # noqa: F401
 from ddp_bench.bench.proof.making import Maker
 from ddp_bench.bench.proof.proof import Prover
-from ddp_bench.models.data import open_source  # noqa: F401
+from ddp_bench.models.data import Share, open_source  # noqa: F401
 from ddp_bench.models.registry import make_resnet_workload  # noqa: F401
 
 
 def make_prover(workload, place, seed=0, *, control=None, alone=None):
-    """Make what proves cases of a workload on this rank."""
-    return Prover(Maker(workload, seed, place.device, alone=alone), place, control)
+    """Make what proves cases of a workload on this rank; ranks speak through `control`, or all of them."""
+    return Prover(Maker(workload, seed, place.device, alone=alone), place, control or dist.group.WORLD)
 
 
 class Collectives(TorchDispatchMode):

@@ -1,15 +1,14 @@
 """The anatomy pass: where a step's time goes. Never mixed with the timed pass.
 
-The trainer's hook puts a mark after each phase of a step; hooks on the parameters note when each gradient is
-ready; stages of DP and of pipelines are wrapped for the duration of the pass and unwrapped after.
+For its duration it is noted when each call of some methods begins and ends, of the trainer, DP, DDP and a
+pipeline's stage; hooks on the parameters note when each gradient is ready.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any, cast
@@ -18,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..modes import Mode
 from ..modes.ddp import MAX_SAMPLE_RATE, DistributedMode, read_overlap
 from ..modes.dp import DataParallelStandIn
 from ..results.block_times import BlockTimes
@@ -37,32 +37,39 @@ DP_STAGES = {
 }
 """Methods of DP, and the columns of their durations; the backward's two are the stand-in's alone."""
 
+Method = tuple[object, str, str]
+"""An object, the name of one of its methods, and the name of what its calls take."""
+
 
 class Anatomy:
-    """Looks into steps of a trainer, with a mark after every phase."""
+    """Looks into steps of a trainer: what calls of methods take, its phases first."""
 
     def __init__(self, trainer: Trainer, device: torch.device) -> None:
         self.trainer = trainer
         self.clock = make_clock(device)
-        self._phases: list[tuple[str, Any]] = []
+        self._spans: dict[str, list[tuple[Clock, Any, Any]]] = {f"{phase}_ms": [] for phase in PHASES}
         self._ready: dict[int, Any] = {}
 
     def measure_step(self, step: Callable[[], None]) -> tuple[dict[str, float], dict[int, float], float]:
-        """Run one step: milliseconds by phase, of each gradient since the backward began, and in all."""
+        """Run one step: milliseconds by name, of each gradient since the backward began, and in all."""
         self._ready.clear()
-        self._phases = [("", self.clock.record_moment())]
-        with self.trainer.hook_phases(self._mark_phase):
+        for spans in self._spans.values():
+            spans.clear()
+        with self.trainer.hook_phases(lambda phase: self._note_span(f"{phase}_ms", self.clock)):
+            begin = self.clock.record_moment()
             step()
+            end = self.clock.record_moment()
         self.clock.wait()
-        phases = dict.fromkeys(PHASES, 0.0)
         ms = self.clock.measure_ms
-        backward_start = self._phases[0][1]
-        for (_, start), (name, end) in itertools.pairwise(self._phases):
-            phases[name] += ms(start, end)
-            if name == "backward":
-                backward_start = start  # with accumulation the last micro-batch's, the one that communicates
-        ready = {index: ms(backward_start, moment) for index, moment in self._ready.items()}
-        return phases, ready, ms(self._phases[0][1], self._phases[-1][1])
+        total, backwards = ms(begin, end), self._spans["backward_ms"]
+        found = {
+            name: sum(clock.measure_ms(*span) for clock, *span in own) for name, own in self._spans.items()
+        }
+        # What comes between the other phases is zero_grad.
+        found["optimizer_ms"] = total - sum(found[f"{phase}_ms"] for phase in PHASES if phase != "optimizer")
+        # With accumulation the last micro-batch's, the one that communicates.
+        start = backwards[-1][1] if backwards else begin
+        return found, {index: ms(start, moment) for index, moment in self._ready.items()}, total
 
     @contextlib.contextmanager
     def note_gradients(self) -> Iterator[None]:
@@ -78,15 +85,46 @@ class Anatomy:
                 hooks.callback(handle.remove)
             yield
 
-    @contextlib.contextmanager
-    def _mark_phase(self, phase: str) -> Iterator[None]:
-        if phase == "data":
-            self._add_mark("optimizer")  # what came since the last mark is zero_grad
-        yield
-        self._add_mark(phase)
+    def time_methods(
+        self, methods: Iterable[Method], clock: Clock | None = None
+    ) -> contextlib.AbstractContextManager[None]:
+        """Within it, note what the calls of these methods take, by `clock` or else by the steps' own."""
+        timed = list(methods)
+        self._spans |= {name: [] for *_, name in timed}
+        note = partial(self._note_span, clock=clock or self.clock)
+        return hook_methods((owner, method, partial(note, name)) for owner, method, name in timed)
 
-    def _add_mark(self, phase: str) -> None:
-        self._phases.append((phase, self.clock.record_moment()))
+    @contextlib.contextmanager
+    def _note_span(self, name: str, clock: Clock) -> Iterator[None]:
+        start = clock.record_moment()
+        yield
+        self._spans[name].append((clock, start, clock.record_moment()))
+
+
+class WaitingClock(Clock):
+    """The host's time once these GPUs are done: others would get contexts outside the case."""
+
+    def __init__(self, gpus: Sequence[int]) -> None:
+        super().__init__()
+        self._gpus = gpus
+
+    def record_moment(self) -> Any:
+        for index in self._gpus:
+            torch.cuda.synchronize(index)
+        return super().record_moment()
+
+
+def list_timed_methods(mode: Mode) -> tuple[list[Method], Clock | None]:
+    """List the methods of DP or DDP that an anatomy times; the clock for it where it is not the steps'."""
+    if isinstance(mode, DistributedMode):
+        return [(mode.ddp, "_sync_buffers", "sync_buffers_ms")], None
+    parallel = mode.wrapped
+    if not isinstance(parallel, torch.nn.DataParallel):
+        return [], None
+    known: list[Method] = [
+        (parallel, method, column) for method, column in DP_STAGES.items() if hasattr(parallel, method)
+    ]
+    return known, WaitingClock([] if isinstance(parallel, DataParallelStandIn) else parallel.device_ids)
 
 
 def run_anatomy(
@@ -103,33 +141,39 @@ def run_anatomy(
     computation ends, since the backward began) with and without communication, and `ready_ms` by bucket; of
     DDP `sync_buffers_ms`, its broadcast of buffers in the forward.
     """
-    anatomy = Anatomy(trainer, device)
+    anatomy, mode = Anatomy(trainer, device), trainer.mode
+    ddp = mode.ddp if isinstance(mode, DistributedMode) else None
     steps: list[float] = []
-    samples: dict[str, list[float]] = {}
-    ready: dict[int, list[float]] = {}
+    samples: dict[str, list[float]] = defaultdict(list)
+    ready: dict[int, list[float]] = defaultdict(list)
     trainer.take_lead_in(trainer.step)
-    dp_stages, ddp_stages = (
-        _time_dp_stages(trainer, samples),
-        _log_ddp_stages(trainer, samples, anatomy.clock),
-    )
-    with pause_gc(), anatomy.note_gradients(), dp_stages, ddp_stages as note_ddp:
-        for _ in range(num_steps):
-            phases, moments, total = anatomy.measure_step(trainer.step)
-            note_ddp()
+    with (
+        pause_gc(),
+        anatomy.note_gradients(),
+        anatomy.time_methods(*list_timed_methods(mode)),
+        _log_steps(mode),
+    ):
+        for number in range(num_steps):
+            found, moments, total = anatomy.measure_step(trainer.step)
             steps.append(total)
-            for phase, value in phases.items():
-                samples.setdefault(f"{phase}_ms", []).append(value)
-            for index, value in moments.items():
-                ready.setdefault(index, []).append(value)
             if moments:  # FSDP2 sets gradients past the hooks
-                samples.setdefault("last_ready_ms", []).append(max(moments.values()))
+                found["last_ready_ms"] = max(moments.values())
+            # The first window is of an iteration before this pass.
+            if ddp is not None and (window := read_overlap(ddp)) is not None and number:
+                found["overlap_window_pct"] = window
+            for name, value in found.items():
+                samples[name].append(value)
+            for index, value in moments.items():
+                ready[index].append(value)
         for _ in range(local_steps):
             _, moments, _ = anatomy.measure_step(trainer.step_locally)
-            samples.setdefault("local_last_ready_ms", []).append(max(moments.values()))
+            samples["local_last_ready_ms"].append(max(moments.values()))
     detail: dict[str, Any] = {name: round(median(values), 4) for name, values in samples.items()}
-    if "dp_apply_ms" in detail and "dp_reduce_ms" in detail:
+    if "dp_reduce_ms" in detail:
         parallel_ms = detail["dp_apply_ms"] + detail["dp_backward_ms"]
         detail["dp_device0_pct"] = round(100 * (1 - parallel_ms / median(steps)), 3)
+    elif "dp_apply_ms" in detail:
+        detail["dp_backward_ms"] = detail["backward_ms"]  # on GPUs one backward reduces too
     if buckets:
         medians_ms = {index: round(median(values), 4) for index, values in ready.items()}
         detail["ready_ms"] = compute_bucket_ready_ms(medians_ms, buckets)
@@ -137,58 +181,16 @@ def run_anatomy(
 
 
 @contextlib.contextmanager
-def _log_ddp_stages(
-    trainer: Trainer, samples: dict[str, list[float]], clock: Clock
-) -> Iterator[Callable[[], None]]:
-    """Have DDP tell of each step; what it yields is called after one."""
-    mode, windows, sent = trainer.mode, list[float | None](), list[tuple[Any, Any]]()
+def _log_steps(mode: Mode) -> Iterator[None]:
+    """Within it, DDP's logger tells of each step."""
     if not isinstance(mode, DistributedMode):
-        yield lambda: None
-        return
-    ddp = mode.ddp
-
-    def note() -> None:
-        windows.append(read_overlap(ddp))
-        samples.setdefault("sync_buffers_ms", []).append(_sum_ms(clock, sent))
-
-    with hook_methods([(ddp, "_sync_buffers", partial(_note_marks, clock, sent))]):
-        mode.set_sample_rate(1)
-        try:
-            yield note
-        finally:
-            mode.set_sample_rate(MAX_SAMPLE_RATE)
-    # The first window is of an iteration before this pass.
-    if known := [window for window in windows[1:] if window is not None]:
-        samples["overlap_window_pct"] = known
-
-
-@contextlib.contextmanager
-def _time_dp_stages(trainer: Trainer, samples: dict[str, list[float]]) -> Iterator[None]:
-    parallel = trainer.mode.wrapped
-    if not isinstance(parallel, torch.nn.DataParallel):
         yield
         return
-    gpus = [] if isinstance(parallel, DataParallelStandIn) else parallel.device_ids
-    with hook_methods(
-        (parallel, method, partial(_time_gpus, samples.setdefault(column, []), gpus))
-        for method, column in DP_STAGES.items()
-        if hasattr(parallel, method)
-    ):
+    mode.set_sample_rate(1)
+    try:
         yield
-    # On GPUs one backward reduces too.
-    samples.setdefault("dp_backward_ms", samples["backward_ms"])
-
-
-@contextlib.contextmanager
-def _time_gpus(into: list[float], gpus: Sequence[int]) -> Iterator[None]:
-    """Note how long what is within it takes on these GPUs: others would get contexts outside the case."""
-    for index in gpus:
-        torch.cuda.synchronize(index)
-    start = time.perf_counter_ns()
-    yield
-    for index in gpus:
-        torch.cuda.synchronize(index)
-    into.append((time.perf_counter_ns() - start) / 1e6)
+    finally:
+        mode.set_sample_rate(MAX_SAMPLE_RATE)
 
 
 def compute_bucket_ready_ms(ready_ms: dict[int, float], parameters: Sequence[Sequence[int]]) -> list[float]:
@@ -203,44 +205,24 @@ def compute_bucket_ready_ms(ready_ms: dict[int, float], parameters: Sequence[Seq
 def run_pipeline_anatomy(
     trainer: Trainer, num_steps: int, device: torch.device, group: dist.ProcessGroup | None
 ) -> BlockTimes:
-    """`num_steps` steps with marks around what each stage computes; its ranks call it together.
+    """`num_steps` steps of which is noted what each stage computes; its ranks call it together.
 
     The detail holds `bubble_pct`, 100 x (1 - what all stages compute / (stages x time of the longest)).
     """
-    clock, mode = make_clock(device), cast("PipelineMode", trainer.mode)
+    anatomy, mode = Anatomy(trainer, device), cast("PipelineMode", trainer.mode)
     steps: list[float] = []
     bubbles: list[float] = []
-    windows: list[tuple[Any, Any]] = []
-    computed: list[tuple[Any, Any]] = []
-    # Without what they wait for, these methods of PyTorch's stage compute on one micro-batch.
-    parts = [(mode.stage, "forward_one_chunk", computed), (mode.stage, "backward_one_chunk", computed)]
-    hooks = [
-        (o, name, partial(_note_marks, clock, its)) for o, name, its in [(mode, "train", windows), *parts]
-    ]
+    # Without what they wait for, the methods of PyTorch's stage compute on one micro-batch.
+    methods = [(mode.stage, "forward_one_chunk", "forward"), (mode.stage, "backward_one_chunk", "backward")]
     trainer.take_lead_in(trainer.step)
-    with pause_gc(), hook_methods(hooks):
+    with pause_gc(), anatomy.time_methods([(mode, "train", "window"), *methods]):
         for _ in range(num_steps):
-            start = time.perf_counter_ns()
-            trainer.step()
-            clock.wait()
-            steps.append((time.perf_counter_ns() - start) / 1e6)
-            own = torch.tensor([_sum_ms(clock, its) for its in (windows, computed)], device=device)
-            found = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-            dist.all_gather(found, own, group)
-            windows_ms, busy_ms = zip(*(stage.tolist() for stage in found), strict=True)
+            found, _, total = anatomy.measure_step(trainer.step)
+            steps.append(total)
+            own = torch.tensor([found["window"], found["forward"] + found["backward"]], device=device)
+            stages = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+            dist.all_gather(stages, own, group)
+            windows_ms, busy_ms = zip(*(stage.tolist() for stage in stages), strict=True)
             # A stage waits in its window for the one before it: that of the first holds the whole batch.
-            bubbles.append(100 * (1 - sum(busy_ms) / (len(found) * windows_ms[0])))
+            bubbles.append(100 * (1 - sum(busy_ms) / (len(stages) * windows_ms[0])))
     return BlockTimes(sum(steps), tuple(steps), {"bubble_pct": round(median(bubbles), 3)})
-
-
-def _sum_ms(clock: Clock, marks: list[tuple[Any, Any]]) -> float:
-    total = sum(clock.measure_ms(start, end) for start, end in marks)
-    marks.clear()
-    return total
-
-
-@contextlib.contextmanager
-def _note_marks(clock: Clock, marks: list[tuple[Any, Any]]) -> Iterator[None]:
-    start = clock.record_moment()
-    yield
-    marks.append((start, clock.record_moment()))

@@ -17,13 +17,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...models.workload import Workload, make_module
 from ..plan.buckets import BucketLayout
 from ..results.block_times import BlockTimes
 from .anatomy import Anatomy
 from .clock import Clock, make_clock
 from .standalone import MAX_QUEUED, BucketReplay, rehearse
-from .timed import PHASES, Trainer, pause_gc, run_block
+from .timed import Trainer, pause_gc, run_block
 
 LOOKS, COPIES = 2, 3
 """Local steps that are looked into, and times that all gradients are copied; the median counts."""
@@ -133,16 +132,6 @@ def _run_together(trainer: Trainer, replay: BucketReplay, steps: int, replays: i
         return sum(compute.read_ms()), sum(comm.read_ms())
 
 
-def list_trainable(workload: Workload) -> list[tuple[str, int, str]]:
-    """Name, bytes and kind of the workload's trainable parameters as registered.
-
-    The kind is the dtype where there are several: DDP never mixes them in a bucket.
-    """
-    found = [(n, p) for n, p in make_module(workload).named_parameters() if p.requires_grad]
-    mixed = len({p.dtype for _, p in found}) > 1
-    return [(n, p.numel() * p.element_size(), str(p.dtype) if mixed else "") for n, p in found]
-
-
 def _measure_local_step(trainer: Trainer, layout: BucketLayout, device: torch.device) -> dict[str, Any]:
     anatomy = Anatomy(trainer, device)
     trainer.take_lead_in(trainer.step_locally)
@@ -158,7 +147,7 @@ def _measure_local_step(trainer: Trainer, layout: BucketLayout, device: torch.de
             round(median(ready.get(i, max(ready.values())) for _, ready in looks), 4)
             for i in order
         ],
-        **{f"{name}_ms": round(median(phases[name] for phases, _ in looks), 4) for name in PHASES},
+        **{name: round(median(phases[name] for phases, _ in looks), 4) for name in looks[0][0]},
     }
 
 

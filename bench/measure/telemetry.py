@@ -11,14 +11,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, Pipe
 from statistics import fmean, linear_regression
 from typing import Any
 
@@ -172,8 +171,7 @@ class Telemetry:
     def __init__(self, uuids: Mapping[int, str]) -> None:
         """Start sampling these GPUs, by their CUDA index; takes no time of this process."""
         self._uuids = uuids
-        ours, theirs = socket.socketpair()
-        self._peer = Connection(ours.detach())
+        self._peer, theirs = Pipe()
         self._process: list[subprocess.Popen[str]] = []
         command = tie_to_parent(make_package_command("-m", __name__, *uuids.values()))
         nowhere = subprocess.DEVNULL

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...models.data import BatchSource
-from ...models.step import make_optimizer_factory
+from ...models.step import make_optimizer
 from ...models.workload import Batch, Workload, make_loss_function
 from ..modes import Mode
 from ..plan.case import Case
@@ -59,7 +59,7 @@ class Trainer:
         self._last_loss: Tensor | None = None
         self.num_lead_in = max(LEAD_IN_STEPS[case.device_type], math.ceil(source.num_ahead / case.accumulate))
         """Untimed steps of a block, which also use what was loaded before it."""
-        self.optimizer = mode.make_optimizer(make_optimizer_factory(workload, case))
+        self.optimizer = mode.make_optimizer(partial(make_optimizer, workload, case))
         self._num_steps = 0
 
     @property

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..plan.case import Case
-from .base import Mode, Place, SingleMode, Stages, Unsupported, list_devices
+from .base import Mode, Place, Stages, Unsupported, list_devices
 from .compiled import require_compiler
 from .ddp import DistributedMode
 from .dp import DataParallelMode
@@ -41,4 +41,4 @@ def build_mode(
         from .pipeline import PipelineMode
 
         return PipelineMode(case, module, stages, place, group)
-    return SingleMode(module)
+    return Mode(module)

@@ -67,7 +67,7 @@ def collect_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 class Mode:
-    """A module made ready to train in one of the modes."""
+    """A module made ready to train in one of the modes; by itself, on one device: the reference of ratios."""
 
     wrapped: nn.Module
     """Module that the training step calls."""
@@ -83,6 +83,9 @@ class Mode:
 
     sparse: frozenset[int] = frozenset()
     """Places, among the trained parameters, of those with sparse gradients, where a step sends these."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.wrapped = self.module = module
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """Within it, a backward leaves gradients local to the rank; of DDP alone.
@@ -142,10 +145,3 @@ class Mode:
 
     def close(self) -> None:
         """Release threads and hooks."""
-
-
-class SingleMode(Mode):
-    """One device, the plain module: the reference of every ratio."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.wrapped = self.module = module

@@ -51,7 +51,7 @@ class DistributedMode(Mode):
         if case.static_graph and case.accumulate > 1:
             raise Unsupported("torch breaks a static graph under no_sync; --accumulate 1 measures it")
         # Before the first backward DDP has one bucket for all.
-        sent = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
+        sent = sum(p.nbytes for p in module.parameters() if p.requires_grad)
         several = sent > compute_cap_limits(case.bucket_cap_mb)[0]
         if case.comm_hook == "powersgd" and case.backend == "gloo" and several:
             raise Unsupported(
@@ -60,7 +60,7 @@ class DistributedMode(Mode):
             )
         if case.sync_batchnorm:
             module = nn.SyncBatchNorm.convert_sync_batchnorm(module, process_group=group)
-        self.module = module
+        super().__init__(module)
         self._case, self._group = case, group
         self._zero: Optimizer | None = None
         self._sync_batchnorms = [part for part in module.modules() if isinstance(part, nn.SyncBatchNorm)]
@@ -183,8 +183,7 @@ def _fill_buckets(
     limits = list(compute_cap_limits(bucket_cap_mb))
     filled, _ = dist._compute_bucket_assignment_by_size(trained, limits, is_sparse)  # type: ignore[attr-defined]
     found = tuple(tuple(reversed(bucket)) for bucket in reversed(filled))
-    sizes = [one.numel() * one.element_size() for one in trained]
-    return found if sum_bucket_bytes(sizes, found) == num_bytes else ()
+    return found if sum_bucket_bytes([one.nbytes for one in trained], found) == num_bytes else ()
 
 
 def read_overlap(ddp: DistributedDataParallel) -> float | None:

@@ -40,7 +40,7 @@ class DataParallelMode(Mode):
     wrapped: CudaDataParallel | DataParallelStandIn
 
     def __init__(self, case: Case, module: nn.Module, place: Place) -> None:
-        self.module = module
+        super().__init__(module)
         if place.device.type == "cuda":
             self.wrapped = CudaDataParallel(module, device_ids=list_devices(case, place))
         else:

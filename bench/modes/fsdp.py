@@ -53,7 +53,7 @@ class BlockwiseMode(Mode):
             _wrap(wrap, block, case)
         own = next((p.dtype for p in module.parameters()), None)
         _wrap(wrap, module, case, output_dtype=own)  # for the loss, as under autocast
-        self.wrapped = self.module = module
+        super().__init__(module)
 
     def gather_weights(self) -> dict[str, Tensor]:
         return self.gather_full(

@@ -37,7 +37,7 @@ class PipelineMode(Mode):
         own = stages.layers(module)[first : first + stages.by_device[place.rank]]
         is_first, is_last = place.rank == 0, place.rank == case.num_devices - 1
         ends = [[] if is_end else [_Boundary()] for is_end in (is_first, is_last)]
-        self.wrapped = self.module = nn.Sequential(*ends[0], *own, *ends[1])
+        super().__init__(nn.Sequential(*ends[0], *own, *ends[1]))
         self._names = _map_names(module, self.module)
         self._whole = {name: value.to("meta") for name, value in module.state_dict().items()}
         self._trained = [name for name, p in module.named_parameters() if p.requires_grad]

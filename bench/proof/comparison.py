@@ -7,7 +7,7 @@ mode.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
@@ -100,18 +100,16 @@ class ReferenceCheck:
     def prove(
         self,
         found: Computed,
-        tolerances: Iterable[Tolerance],
+        tolerance: Tolerance,
         depends_on_ranks: Callable[[ReferenceCheck, Computed, Tolerance], bool] = lambda *_: False,
         cause: str = "",
     ) -> ProofResult:
-        """Compare with what a mode has found, under a further tolerance only where those before are exceeded.
+        """Compare with what a mode has found.
 
         Raises ProofError, which names the likely `cause`, where the mode is wrong.
         """
-        for tolerance in tolerances:
-            closest, error = self._find_closest(found, tolerance)
-            if is_right := judge(error, tolerance):
-                break
+        closest, error = self._find_closest(found, tolerance)
+        is_right = judge(error, tolerance)
         if closest is not self and depends_on_ranks(self, found, tolerance):
             return ProofResult(not_proved=BY_RANK)
         noise = NO_ERROR

@@ -9,13 +9,11 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ...models.nested import join, split_tensors
 from ...models.workload import Batch, Loss
-from ..measure.groups import count_launched
 from ..modes import Stages
 from ..modes.base import collect_tensors
 from ..modes.dp import check_gathered, copy_replica
@@ -36,8 +34,6 @@ class BufferSharing:
     def __init__(self, module: nn.Module, peers: ProofGroup) -> None:
         self.is_last_micro = True
         """True where the micro-batch is that of DDP's reduction, which no `no_sync` precedes."""
-        self.num_launched = 0
-        """Collectives that it has launched itself on the default group, where that is the ranks' own."""
         self._module, self._peers = module, peers
         self._follows_reduction = True
         if dict(module.named_buffers()):
@@ -47,7 +43,6 @@ class BufferSharing:
     def _send_buffers(self, *_: object) -> None:
         if not self._follows_reduction:
             return
-        before = count_launched(dist.group.WORLD) or 0
         self._peers.meet()
         # The last rank computes the first part, unless each computes its own.
         root = -self._peers.shift % self._peers.world_size
@@ -55,7 +50,6 @@ class BufferSharing:
         with torch.no_grad():
             for name, buffer in self._module.named_buffers():
                 buffer.data.copy_(found[name])  # no new version, for autograd may keep the buffer: as DDP
-        self.num_launched += (count_launched(dist.group.WORLD) or 0) - before
 
     def _note_reduction(self, *_: object) -> None:
         self._follows_reduction = torch.is_grad_enabled() and self.is_last_micro

@@ -6,16 +6,15 @@ import functools
 import math
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.overrides import TorchFunctionMode
 
-from ...models.checks import check_learned
-from ...models.nested import list_tensors, map_tensors, split_rows
+from ...models.checks import check_learned, list_graph_nodes
+from ...models.nested import map_tensors, split_rows
 from ...models.workload import Batch
 from ..common.errors import USER_EXCEPTIONS
 from ..measure.faults import classify_error, is_of_the_model
@@ -40,15 +39,24 @@ which long sums cost some. 16 bits have `TOLERANCE_16_BITS`."""
 _DTYPES = (torch.float64, torch.float32, None)
 
 
+class Arithmetic(NamedTuple):
+    """The numbers that a model is proved in."""
+
+    dtype: torch.dtype | None
+    """Float64, or float32 for a model that does not run in it; None, as it was made, for one in neither."""
+    num_rows: int
+    """Rows that a part should have."""
+    tolerance: float
+    """Error that the model's own arithmetic may cause: it may round inside."""
+    why_float32: str = ""
+    """The model's error in float64, on the first rank; empty where it runs in it."""
+
+
 @dataclass
 class ProofInputs:
-    """Batches of one workload and the type that its model is proved in."""
+    """Batches of one workload, in the arithmetic that its model is proved in."""
 
     maker: Maker
-    why_float32: str = ""
-    """The model's error in float64; empty where it runs in it."""
-    _num_rows: int = MIN_ROWS
-    """Rows that a part should have, once `dtype` is known."""
     _settled: set[int] = field(default_factory=set)
     """Rows of the batches that the model has seen as it trains."""
 
@@ -72,24 +80,24 @@ class ProofInputs:
         self._settled.add(num_rows)
 
     @functools.cached_property
-    def dtype(self) -> torch.dtype | None:
-        """Float64, or float32 for a model that does not run in it; None, as it was made, for one in neither.
+    def arithmetic(self) -> Arithmetic:
+        """The finest arithmetic that the model runs in, as the first rank finds it.
 
         Raises what the model raises in all, and what is no matter of the dtype: full memory, which float32
         would hide, and a broken device.
         """
+        why = ""
         for dtype in _DTYPES:
             try:
-                self._num_rows = self._try_batch(dtype)
-                break
+                return self._try_batch(dtype)._replace(why_float32=why)
             except USER_EXCEPTIONS as error:
                 if dtype is None or not is_of_the_model(error):
                     raise
-                self.why_float32 = self.why_float32 or classify_error(error).reason
-        return dtype
+                why = why or classify_error(error).reason
+        raise AssertionError
 
-    def _try_batch(self, dtype: torch.dtype | None) -> int:
-        """Compute a gradient on the least batch; how many rows there should be."""
+    def _try_batch(self, dtype: torch.dtype | None) -> Arithmetic:
+        """Compute a gradient on the least batch: how many rows there should be, and how it rounds."""
         values: list[float] = []
 
         def enter(module: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -104,39 +112,20 @@ class ProofInputs:
         finally:
             hook.remove()
         check_learned(self.maker.workload, module, loss)
+        tolerance = TOLERANCES_BY_DTYPE.get(_find_coarsest_dtype(loss), TOLERANCE_16_BITS)
         loss.backward()
-        return math.ceil(MIN_ROWS * max(1.0, MIN_VALUES / min(values, default=MIN_VALUES)))
+        num_rows = math.ceil(MIN_ROWS * max(1.0, MIN_VALUES / min(values, default=MIN_VALUES)))
+        return Arithmetic(dtype, num_rows, tolerance)
 
-    def share_dtype_and_split(self, case: Case, peers: ProofGroup) -> tuple[torch.dtype | None, BatchSplit]:
-        """Return the type and the split of the batch that the first rank finds, on all ranks of the case."""
-        found = torch.zeros(2, dtype=torch.int64)
+    def share_arithmetic(self, peers: ProofGroup) -> Arithmetic:
+        """Return what the first rank finds on all ranks of the case, each of which calls this."""
+        own = Arithmetic(None, 0, 0.0)
         with peers.join_ranks(), set_default_group(self.maker.alone):
             if not peers.rank:
-                found[0], found[1] = _DTYPES.index(self.dtype), self._num_rows
-        which, num_rows = peers.broadcast(found).tolist()
-        return _DTYPES[which], choose_proof_split(case, num_rows)
-
-    def get_arithmetic_tolerance(self, peers: ProofGroup) -> float:
-        """Return the error that the model's own arithmetic may cause, as the first rank sees it."""
-        own = 0.0
-        with peers.join_ranks(), set_default_group(self.maker.alone):
-            if not peers.rank:
-                own = TOLERANCES_BY_DTYPE.get(self._coarsest_dtype, TOLERANCE_16_BITS)
-        return peers.find_largest(own)
-
-    @functools.cached_property
-    def _coarsest_dtype(self) -> torch.dtype:
-        """The coarsest type that the model computes in, where gradients pass: it may round to one inside."""
-        module = self.maker.make_module(self.dtype)
-        with _DtypesSeen() as seen:
-            self.maker.compute_loss(module, self.make_batch(MIN_ROWS, self.dtype))
-        return max(seen.dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float64)
-
-    def explain_tolerance(self) -> str:
-        """Why the tolerance is not that of float64."""
-        if not self.why_float32:
-            return ""
-        return f"; in {'float32' if self.dtype else 'its own dtype'}, for in float64: {self.why_float32}"
+                own = self.arithmetic
+        told = torch.tensor([_DTYPES.index(own.dtype), own.num_rows, own.tolerance], dtype=torch.float64)
+        which, num_rows, tolerance = peers.broadcast(told).tolist()
+        return Arithmetic(_DTYPES[int(which)], int(num_rows), tolerance, own.why_float32)
 
     def make_work(self, of: Subject, split: BatchSplit, dtype: torch.dtype | None) -> Work:
         """Return the gradient of the batch, split so, as what a proof computes."""
@@ -162,17 +151,11 @@ class ProofInputs:
         return map_tensors(lambda one: set_precision(one.to(self.maker.device), dtype), made)
 
 
-class _DtypesSeen(TorchFunctionMode):
-    """Notes within it of which floating types results are that have gradients."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.dtypes: set[torch.dtype] = set()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        self.dtypes |= {one.dtype for one in list_tensors(result) if one.requires_grad}
-        return result
+def _find_coarsest_dtype(loss: Tensor) -> torch.dtype:
+    """Find the coarsest type that gradients pass through on the way from the loss to the parameters."""
+    computed = [node for node in list_graph_nodes(loss) if not hasattr(node, "variable")]
+    dtypes: set[torch.dtype] = {one.dtype for node in computed for one in node._input_metadata}
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float64)
 
 
 def choose_proof_split(case: Case, num_rows: int) -> BatchSplit:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ...models.data import BatchSource, Drawn, make_seed, open_source
+from ...models.data import BatchSource, Drawn, Share, make_seed, open_source
 from ...models.workload import (
     Batch,
     Workload,
@@ -60,18 +60,15 @@ class Maker:
     ) -> BatchSource:
         """Open the source of a part of a case's batches; those in `drawn` are not drawn again."""
         split = split_batch(case)
-        return open_source(
-            self.workload,
-            data=case.data,
+        share = Share(
             batch_size=split.batch_size,
             rank=part,
             world_size=split.num_sources,
             device=device,
             seed=self.seed,
             num_workers=self.data_workers,
-            drawn=drawn,
-            outputs=self._num_outputs,
         )
+        return open_source(self.workload, case.data, share, drawn=drawn, outputs=self._num_outputs)
 
     @functools.cached_property
     def has_rows(self) -> bool:

@@ -9,7 +9,6 @@ batches. Parameters and buffers after them must be the plain module's, on every 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -31,7 +30,7 @@ from ..plan.case import STAND_IN, Case
 from ..results.block_times import ProofResult
 from .comparison import NO_GRADIENT, ProofError, ReferenceCheck, report_full_memory
 from .first_steps import STEPS, FirstSteps, TakeGradients, explain_misuse, note_outside_calls
-from .inputs import MIN_ROWS, ProofInputs
+from .inputs import MIN_ROWS, Arithmetic, ProofInputs, choose_proof_split
 from .judge import GRADIENT_TOLERANCES, HOOK_TOLERANCES, MAX_IN_16_BITS, UPDATE_TOLERANCES, Tolerance, judge
 from .making import Maker, describe_state
 from .peers import ProofGroup
@@ -69,7 +68,7 @@ class Prover:
     """Likely cause of gradients that differ: what the loss of the case proved last did past the wrapper."""
 
     def __init__(self, maker: Maker, place: Place, control: dist.ProcessGroup | None = None) -> None:
-        """`control` is what ranks speak through in a proof (None: the default group)."""
+        """`control` is what ranks speak through in a proof, and no case (None: the default group)."""
         self.maker, self.place, self._control = maker, place, control
         self.splitter = Splitter(maker)
         self._is_given = place.rank == 0
@@ -100,7 +99,8 @@ class Prover:
         with set_float32_precision("fp32", self.place.device):
             of = self.make_subject(case, stages)
             self.inputs.compute_first_loss(case, of.peers, MIN_ROWS)
-            dtype, split = self.inputs.share_dtype_and_split(case, of.peers)
+            arithmetic = self.inputs.share_arithmetic(of.peers)
+            dtype, split = arithmetic.dtype, choose_proof_split(case, arithmetic.num_rows)
             self.inputs.compute_first_loss(case, of.peers, split.batch_size // split.num_chunks)
             try:
                 # A loss of all ranks' rows is the same on each: with other signs its gradients cancel.
@@ -120,7 +120,7 @@ class Prover:
                 raise Unsupported(f"{NO_STAND_IN}: {format_error(error)}{find_hint(error)}") from error
             if full is not None:
                 return full
-            return report_full_memory(partial(self._compare_case, with_plain, found))
+            return report_full_memory(partial(self._compare_case, with_plain, found, arithmetic))
 
     def prove_update(self, steps: FirstSteps, of: Subject) -> ProofResult:
         """Compare what `steps` kept, on every rank: ‖θ - θ_ref‖ / ‖θ_ref - θ_0‖. Raises ProofError."""
@@ -186,8 +186,10 @@ class Prover:
             steps.close()
             trainer.close()
 
-    def _compare_case(self, with_plain: ReferenceCheck, found: Computed) -> ProofResult:
-        of, dtype, right = with_plain.work.of, with_plain.work.dtype, with_plain.reference_result
+    def _compare_case(
+        self, with_plain: ReferenceCheck, found: Computed, arithmetic: Arithmetic
+    ) -> ProofResult:
+        of, dtype, right = with_plain.work.of, arithmetic.dtype, with_plain.reference_result
         odd = sorted(found.state.items() ^ right.state.items(), key=str) if right is not None else []
         if of.peers.find_largest(bool(odd)):
             first = f": {odd[0][0]}" if odd else ""
@@ -195,15 +197,13 @@ class Prover:
         self.draws = with_plain.on_any.draws
         if not with_plain.on_any.size:
             return ProofResult(not_proved=NO_GRADIENT)
-
-        def get_tolerances() -> Iterator[Tolerance]:
-            where = self.inputs.explain_tolerance()
-            narrowed = of.case.mp_policy != "none" and dtype != torch.float64
-            least = MAX_IN_16_BITS if narrowed else GRADIENT_TOLERANCES[of.case.comm_hook]
-            yield Tolerance(least, where=where)
-            yield Tolerance(max(least, self.inputs.get_arithmetic_tolerance(of.peers)), where=where)
-
-        return with_plain.prove(found, get_tolerances(), self._is_rank_dependent, self.likely_cause)
+        narrowed = of.case.mp_policy != "none" and dtype != torch.float64
+        least = MAX_IN_16_BITS if narrowed else GRADIENT_TOLERANCES[of.case.comm_hook]
+        kind, why = "float32" if dtype else "its own dtype", arithmetic.why_float32
+        tolerance = Tolerance(
+            max(least, arithmetic.tolerance), where=why and f"; in {kind}, for in float64: {why}"
+        )
+        return with_plain.prove(found, tolerance, self._is_rank_dependent, self.likely_cause)
 
     def _update_compared(self, steps: FirstSteps, weights: Weights, of: Subject) -> ProofResult:
         with_plain = ReferenceCheck(self.reference, make_training(self.maker, of, steps.scales))
@@ -215,4 +215,4 @@ class Prover:
         where = f" in {precision}" + ("" if hook == "none" else f" with the {hook} hook")
         cause = (STEPS if any(steps.stepped) else "") + self.likely_cause
         found, tolerance = Computed(update=update, buffers=steps.buffers), Tolerance(total, True, where)
-        return with_plain.prove(found, [tolerance], cause=cause)
+        return with_plain.prove(found, tolerance, cause=cause)

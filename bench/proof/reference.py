@@ -210,7 +210,7 @@ class Reference:
             state=describe_state(module.state_dict()),
             draws=draws,
             unused=unused,
-            asks=launched != (0 if buffers is None else buffers.num_launched),
+            asks=launched > 0,
         )
 
 

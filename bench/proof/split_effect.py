@@ -46,7 +46,7 @@ class SplitEffect:
         """
         if not self._inputs.maker.has_rows:
             return None
-        dtype, _ = self._inputs.share_dtype_and_split(of.case, of.peers)
+        dtype = self._inputs.share_arithmetic(of.peers).dtype
         num_parts = choose_proof_split(of.case, 1).num_rows
         split = choose_proof_split(of.case, max(of.case.batch_per_device // num_parts, 1))
         if split.num_forwards * split.accumulate == 1:

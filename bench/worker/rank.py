@@ -19,15 +19,15 @@ from msgspec.structs import replace
 from torch.distributed import Store  # type: ignore[attr-defined]  # the stub lacks it
 
 from ...models.data import find_images
-from ...models.profile import count_outputs, profile_workload
+from ...models.profile import count_outputs, list_trainable, profile_workload
 from ...models.registry import count_classes, make_workload
 from ...models.step import has_fused_optimizer, has_image_inputs, set_float32_precision
+from ...models.workload import make_module
 from ..common.errors import USER_EXCEPTIONS, UsageError, UserCodeError
 from ..common.tracebacks import find_user_code, format_traceback
 from ..machine.host import count_oom_kills, get_versions, raise_open_file_limit
 from ..machine.load import read_load
 from ..machine.provenance import describe_workload_code
-from ..measure.calibration import list_trainable
 from ..measure.clock import make_clock
 from ..measure.faults import classify_error
 from ..measure.groups import (
@@ -163,7 +163,7 @@ class Rank:
             num_outputs=outputs or count_classes(workload),
             versions=get_versions(),
             workload=None if settings.workload is None else describe_workload_code(settings.workload),
-            parameters=tuple(list_trainable(workload)) if settings.calibrate else (),
+            parameters=tuple(list_trainable(make_module(workload))) if settings.calibrate else (),
         )
 
     def _begin(self, asked: m.Begin) -> Begun:

@@ -19,8 +19,7 @@ case = case_of(mode="ddp" if n > 1 else "single", num_devices=n, arch="resnet18"
                batch_per_device=16, backend="gloo")
 workload = make_resnet_workload("resnet18", 64)
 mode = build_mode(case, workload.module(), cluster.place, cluster.group(n, "gloo"))
-source = open_source(workload, data="device", batch_size=16, rank=cluster.rank, world_size=n,
-                     device=cluster.place.device, seed=0)
+source = open_source(workload, "device", Share(batch_size=16, rank=cluster.rank))
 trainer = Trainer(case, mode, workload, source)
 inputs, targets = source.get_batch()
 model, optimizer, clock = mode.wrapped, trainer.optimizer, make_clock(cluster.place.device)

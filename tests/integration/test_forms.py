@@ -156,10 +156,10 @@ from ddp_bench.bench.measure.anatomy import run_pipeline_anatomy
 from ddp_bench.bench.measure.timed import Trainer
 one = case("partition")
 stages = stages_of(one)
-mode = build_mode(one, workload.module(), cluster.place, group, stages=stages)
 device = cluster.place.device
-source = open_source(workload, data="device", batch_size=8, rank=0, world_size=1, device=device, seed=0)
-trainer = Trainer(one, mode, workload, source)
+share = Share(batch_size=8)  # of all rows, on each rank
+mode = build_mode(one, workload.module(), cluster.place, group, stages=stages)
+trainer = Trainer(one, mode, workload, open_source(workload, "device", share))
 trainer.step()
 times = run_pipeline_anatomy(trainer, 2, device, group)
 trainer.check_loss()

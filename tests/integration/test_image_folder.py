@@ -12,18 +12,17 @@ from statistics import median
 import pytest
 import torch
 from commands import ROOT, eventually, has_ended
+from held import held, place_of
 from made import case_of, resolved
 from PIL import Image
 
 from ddp_bench.bench.common.errors import UsageError
-from ddp_bench.bench.measure.clock import make_clock
 from ddp_bench.bench.measure.timed import Trainer
-from ddp_bench.bench.modes import Place
-from ddp_bench.bench.modes.base import SingleMode
-from ddp_bench.bench.worker.held_case import PreparedCase, Shared
+from ddp_bench.bench.modes.base import Mode
 from ddp_bench.bench.worker.messages import Inspect
 from ddp_bench.bench.worker.rank import Rank
-from ddp_bench.models.data import open_source
+from ddp_bench.models import folder
+from ddp_bench.models.data import Share, open_source
 from ddp_bench.models.folder import MAX_CHECKED, Images, check_folder
 from ddp_bench.models.registry import make_resnet_workload
 from ddp_bench.models.workload import make_module
@@ -47,8 +46,7 @@ def _fill(folder, num_images):
 
 
 def _open(folder, **changes):
-    settings = {"batch_size": 2, "rank": 0, "world_size": 1, "seed": 0} | changes
-    return open_source(WORKLOAD, data=str(folder), device=torch.device("cpu"), **settings)
+    return open_source(WORKLOAD, str(folder), Share(**{"batch_size": 2} | changes))
 
 
 def _reds(images):
@@ -187,30 +185,26 @@ def test_loading_is_part_of_every_step_though_other_cases_run_between_the_blocks
     tmp_path, monkeypatch, num_workers
 ):
     """A decoder that takes a known time gives so many batches a second, and no block may be faster."""
-    decode, num_decoded = Images.__getitem__, multiprocessing.Value("i", 0)
+    decode, num_decoded = folder.default_loader, multiprocessing.Value("i", 0)
 
-    def slow(self, index):
+    def slow(path):
         time.sleep(IMAGE_S)
         with num_decoded:
             num_decoded.value += 1
-        return decode(self, index)
+        return decode(path)
 
-    monkeypatch.setattr(Images, "__getitem__", slow)
+    monkeypatch.setattr(folder, "default_loader", slow)
     _fill(tmp_path, 60)
     settings = resolved(arch="resnet20", data=str(tmp_path), data_workers=num_workers, steps=1)
     steps = settings.count_steps_per_block(1.0)
     case = case_of(mode="single", num_devices=1, batch_per_device=ROWS, data=str(tmp_path), image_size=8)
-    cpu = torch.device("cpu")
-    shared = Shared(
-        place=Place(rank=0, device=cpu, cores=(0,)), settings=settings, clock=make_clock(cpu), prover=None
-    )
 
-    def held():
+    def make():
         source = _open(tmp_path, batch_size=ROWS, num_workers=num_workers)
-        trainer = Trainer(case, SingleMode(make_module(WORKLOAD)), WORKLOAD, source)
-        return PreparedCase(case, None, shared, trainer, None)
+        trainer = Trainer(case, Mode(make_module(WORKLOAD)), WORKLOAD, source)
+        return held(case, trainer, place_of(), settings=settings)
 
-    cases, took_ms = [held() for _ in range(NUM_CASES)], []
+    cases, took_ms = [make() for _ in range(NUM_CASES)], []
     for one in cases:
         with one.enter_training():  # begins the processes
             one.measure("timed", steps)
@@ -247,12 +241,10 @@ KILLED = """
 import multiprocessing, os, signal, sys
 from pathlib import Path
 import torch
-from ddp_bench.models.data import open_source
+from ddp_bench.models.data import Share, open_source
 from ddp_bench.models.registry import make_resnet_workload
-source = open_source(
-    make_resnet_workload("resnet20", 8), data=sys.argv[1], batch_size=2, rank=0, world_size=1,
-    device=torch.device("cpu"), seed=0, num_workers=2,
-)
+workload = make_resnet_workload("resnet20", 8)
+source = open_source(workload, sys.argv[1], Share(batch_size=2, num_workers=2))
 source.get_batch()
 workers = [worker.pid for worker in multiprocessing.active_children()]
 for worker in workers:

@@ -33,11 +33,7 @@ workload = replace(make_resnet_workload("resnet20", 16), optimizer=adam)
 group = cluster.group(2, "gloo")
 def trainer(workload=workload, **settings):
     torch.manual_seed(0)
-    made = case(arch="resnet20", **settings)
-    mode = build_mode(made, workload.module(), cluster.place, group)
-    source = open_source(workload, data="device", batch_size=2, rank=cluster.rank, world_size=2,
-                         device=cluster.place.device, seed=0)
-    return Trainer(made, mode, workload, source)
+    return trainer_of(case(arch="resnet20", **settings), workload, cluster.place, group)
 def weights(trainer):
     return torch.cat([p.detach().flatten() for p in trainer.mode.module.parameters()])
 """

@@ -102,7 +102,7 @@ class Following(nn.Module):
         return self.net(x - self.mean)
 def plain(workload, case, num_steps=2):
     "Train by hand with DDP; this rank's parameters and buffers."
-    prover = make_prover(workload, cluster.place, 0, control=control, alone=alone)
+    prover = prover_of(workload)
     prover.make_subject(case)
     module = prover.maker.make_module()
     ddp = DistributedDataParallel(module, process_group=everyone)
@@ -118,11 +118,13 @@ def plain(workload, case, num_steps=2):
                     (loss(ddp, source.get_batch()) / case.accumulate).backward()
             optimizer.step()
     return {{name: one.detach().clone() for name, one in module.state_dict().items()}}
+def of_ddp(**settings):
+    return case_of(**dict(num_devices=size, batch_per_device=8, data="host", backend="gloo") | settings)
 def apart(workload, in_order=False, **settings):
     "How far the reference is from plain DDP, in parameters and in buffers."
-    case = case_of(num_devices=size, batch_per_device=8, data="host", mode="ddp", backend="gloo", **settings)
+    case = of_ddp(**settings)
     right = plain(workload, case)
-    prover = make_prover(workload, cluster.place, 0, control=control, alone=alone)
+    prover = prover_of(workload)
     with set_default_group(everyone):
         of = prover.make_subject(case)
         work = make_training(prover.maker, of, (1.0, 1.0, 1.0))
@@ -131,11 +133,10 @@ def apart(workload, in_order=False, **settings):
     off = {{n: (one - (right[n] - start[n])).abs().max() for n, one in found.update.items()}}
     buffers = {{n: (one.double() - right[n].double()).abs().max() for n, one in found.buffers.items()}}
     return [float(max(off.values())), float(max(buffers.values(), default=0))]
-def effect(loss, **settings):
-    case = case_of(num_devices=size, batch_per_device=8, mode="ddp", backend="gloo", **settings)
-    prover = make_prover(of_kind(loss), cluster.place, 0, control=control, alone=alone)
+def effect(workload, **settings):
+    prover = prover_of(workload)
     with set_default_group(everyone):
-        return prover.split_effect.measure_effect(prover.make_subject(case))
+        return prover.split_effect.measure_effect(prover.make_subject(of_ddp(**settings)))
 """
 
 
@@ -192,8 +193,7 @@ def test_a_parameter_that_begins_to_train_is_compared(kinds, after):
     """Plain DDP is wrong there: its ranks part."""
     found = kinds(f"""
 made = of_kind(usual, lambda: Thawing({after}))
-case = case_of(num_devices=size, batch_per_device=8, data="host", mode="ddp", backend="gloo")
-first, second = cluster.gather(plain(made, case)["body.weight"])
+first, second = cluster.gather(plain(made, of_ddp())["body.weight"])
 report([float((first - second).norm() / first.norm()), outcome(made)])
 """)
     for parted, said in found:
@@ -212,7 +212,7 @@ report([outcome(of_kind(usual, lambda: Following(by_rows))) for by_rows in (Fals
 
 
 def test_the_effect_of_a_split_is_that_of_the_case_against_one_device_on_all_rows(kinds):
-    found = kinds("report([effect(one) for one in (usual, gathered, attacked, doubled, halved)])")[0]
+    found = kinds("report([effect(of_kind(one)) for one in (usual, gathered, attacked, doubled, halved)])")[0]
     assert max(found[:3]) < 1e-9
     assert found[3:] == pytest.approx([1.0, 0.5])
 
@@ -226,7 +226,7 @@ def seen_before(model, batch):
 seen = []
 def drawn(model, batch):
     return usual(model, {**batch, "x": batch["x"] * torch.rand(())})
-report([effect(seen_before), effect(drawn)])
+report([effect(of_kind(seen_before)), effect(of_kind(drawn))])
 """)
     assert found == [[None, None]] * 2
 
@@ -240,12 +240,7 @@ def batch(num_rows, generator):
     return torch.randn(num_rows, 8, 4, generator=generator), labels
 made = Workload(name="labels", module=lambda: nn.Linear(4, 10), batch=batch,
                 loss=lambda outputs, labels: functional.cross_entropy(outputs.mT, labels))
-def of_rows(batch_per_device):
-    case = case_of(num_devices=size, batch_per_device=batch_per_device, mode="ddp", backend="gloo")
-    prover = make_prover(made, cluster.place, 0, control=control, alone=alone)
-    with set_default_group(everyone):
-        return prover.split_effect.measure_effect(prover.make_subject(case))
-report([of_rows(2), of_rows(4)])
+report([effect(made, batch_per_device=2), effect(made, batch_per_device=4)])
 """)
     unseen, seen = found[0]
     assert unseen < 1e-12

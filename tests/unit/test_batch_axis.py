@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 from commands import ROOT
-from finding_cases import exposing, made_run
+from finding_cases import exposing, made_run, over
 from made import block, case_of, made_manifest
 from recorded_pages import compiled
 from report_runs import case, drawn, measured, run
@@ -21,7 +21,6 @@ from ddp_bench.bench.findings.wording import label_planned_case
 from ddp_bench.bench.gate.compare import join
 from ddp_bench.bench.gate.runs import check_run
 from ddp_bench.bench.plan.resolve import resolve, write_options
-from ddp_bench.bench.plan.settings import Settings
 from ddp_bench.bench.plan.sweep import is_calibrated
 from ddp_bench.bench.predict.calibration import load_calibration
 from ddp_bench.bench.predict.runs import predict_held_out
@@ -29,10 +28,9 @@ from ddp_bench.bench.results.aggregate import CaseOutcome, make_case_rows
 from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.case_result import read_case_results
 from ddp_bench.bench.results.columns import BLOCKS, make_frame
-from ddp_bench.bench.results.comparisons import Comparison, compute_speedup_over_default, list_pairs
+from ddp_bench.bench.results.comparisons import compute_speedup_over_default, list_pairs
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.store import load_run
-from ddp_bench.bench.stats.interval import Interval
 from ddp_bench.report.page import make_page
 from ddp_bench.report.tables import tabulate_results, tabulate_unmeasured
 
@@ -42,7 +40,9 @@ def test_sizes_are_measured_the_smallest_first_and_written_back(text, sizes):
     settings = resolve({"batch_size": text})
     assert settings.batch_size == sizes
     assert write_options(settings, ()) == ["--batch-size", ",".join(map(str, sizes))]
-    assert Settings.from_stored({"batch_size": settings.stored()["batch_size"]}).batch_size == sizes
+    assert (
+        made_manifest(settings={"batch_size": settings.stored()["batch_size"]}).settings.batch_size == sizes
+    )
     for mistake in ("8,8", "0", "8,,16"):
         with pytest.raises(UsageError, match="--batch-size"):
             resolve({"batch_size": mistake})
@@ -134,10 +134,6 @@ OUT = {"status": "oom", "reason": "CUDA out of memory"}
 
 def pair(first, second):
     return first["case_id"], second["case_id"]
-
-
-def over(first, second, low, high):
-    return Comparison(*pair(first, second), Interval((low * high) ** 0.5, low, high), 0.05, 20)
 
 
 def read(rows):
@@ -284,10 +280,6 @@ def test_the_sum_of_a_step_says_of_which_size_it_is():
     made = conclude_run(made_run([*singles, DDPS[0] | {"status": "failed", "reason": "it broke"}, row]))
     assert " at batch 32 takes" in made.step.consists_of
     assert re.search(r": 90\S* \(\S+\) ms single-device step", made.step.consists_of), "of as large a batch"
-
-
-def test_a_manifest_of_several_sizes_is_read_again():
-    assert made_manifest(settings={"batch_size": [16, 32]}).settings.batch_size == (16, 32)
 
 
 def test_a_case_that_is_not_measured_yet_is_named_with_its_size_among_several():

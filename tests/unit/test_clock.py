@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from held import held, place_of
 from made import case_of
 from stand_ins import stand_in
 from torch import backends
@@ -22,7 +23,7 @@ from ddp_bench.bench.measure.anatomy import run_anatomy
 from ddp_bench.bench.measure.clock import Clock, make_clock
 from ddp_bench.bench.measure.standalone import BucketReplay, measure_allreduce_ms
 from ddp_bench.bench.measure.timed import Trainer, run_block
-from ddp_bench.bench.modes.base import Place, SingleMode
+from ddp_bench.bench.modes.base import Mode
 from ddp_bench.bench.plan.buckets import BucketLayout
 from ddp_bench.bench.predict.from_pass import compute_slowdowns
 from ddp_bench.bench.run.standalone import CURVE_BYTES
@@ -282,7 +283,7 @@ def trainer_on(gpu, module):
     made = {"module": lambda: module, "batch": lambda *_: None, "optimizer": torch.optim.SGD}
     workload = Workload(name="waits", batch_loss=loss, **made)
     case = case_of(mode="single", num_devices=1, device_type="cuda")
-    return Trainer(case, SingleMode(module), workload, DeviceSource(torch.ones(1)))
+    return Trainer(case, Mode(module), workload, DeviceSource(torch.ones(1)))
 
 
 def test_what_looks_into_steps_leaves_out_those_that_wait_for_memory(monkeypatch):
@@ -314,10 +315,8 @@ def test_a_block_whose_steps_ask_for_memory_only_leads_in(monkeypatch, asking, e
     asked = {"torch.cuda.memory_stats": lambda gpu: dict(stats) if gpu == 1 else {}}
     stand_in(monkeypatch, memory, asked)
     monkeypatch.setattr(held_case, "find_longest", lambda own, *_: (max(*own, elsewhere),))
-    place = Place(rank=1, device=DEVICE, cores=(0,))
-    shared = held_case.Shared(place=place, settings=None, clock=make_clock(DEVICE), prover=None)
     trainer.num_lead_in = 2
-    found = held_case.PreparedCase(case, group, shared, trainer, None).measure("timed", 3)
+    found = held(case, trainer, place_of(1, DEVICE), group).measure("timed", 3)
     assert found.detail == {"device_allocs": told}
     assert len(taken) == 5 * blocks
 

@@ -3,7 +3,7 @@
 from itertools import product
 
 import pytest
-from finding_cases import made_run
+from finding_cases import made_run, over
 from made import block
 from recorded_pages import compiled
 from report_runs import case, run
@@ -170,16 +170,12 @@ def test_only_cases_that_differ_in_torch_compile_alone_are_held_against_each_oth
     ]
 
 
-def compared(first, second, low, high):
-    return Comparison(*pair(first, second), Interval((low * high) ** 0.5, low, high), 0.05, 20)
-
-
 COMPARISONS = [
-    compared(DDP, DP, 1.05, 1.10),
-    compared(CAP_25, DDP, 0.91, 0.97),
-    compared(WHOLE_C, DDP_C, 1.08, 1.12),
-    compared(SINGLE_C, SINGLE, 1.18, 1.22),
-    compared(DDP_C, DDP, 1.25, 1.38),
+    over(DDP, DP, 1.05, 1.10),
+    over(CAP_25, DDP, 0.91, 0.97),
+    over(WHOLE_C, DDP_C, 1.08, 1.12),
+    over(SINGLE_C, SINGLE, 1.18, 1.22),
+    over(DDP_C, DDP, 1.25, 1.38),
 ]
 
 
@@ -197,7 +193,7 @@ def test_a_line_to_paste_is_given_only_where_a_gain_is_seen():
         (0.9, 1.2, ""),
         (0.8, 0.9, ""),
     ):
-        (found,) = answer_compile(RESULTS, [compared(DDP_C, DDP, low, high)])
+        (found,) = answer_compile(RESULTS, [over(DDP_C, DDP, low, high)])
         assert found.paste == paste
 
 

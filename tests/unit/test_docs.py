@@ -9,19 +9,16 @@ import pandas as pd
 import pytest
 import torch
 from commands import ROOT
+from held import place_of, trainer_of
 from made import case_of
 from real_ranks import make_prover
 
-from ddp_bench.bench.measure.timed import Trainer
-from ddp_bench.bench.modes import Place, build_mode
 from ddp_bench.bench.run.main import make_parser
-from ddp_bench.models.data import open_source
 from ddp_bench.models.profile import profile_workload
 from ddp_bench.models.registry import load_workload
 from ddp_bench.models.workload import make_module
 
 SECTION = (ROOT / "docs" / "own-model.md").read_text(encoding="utf-8")
-CPU = torch.device("cpu")
 
 
 def blocks(language):
@@ -54,11 +51,9 @@ def test_a_function_that_returns_a_module_is_a_workload_of_images():
 
 def test_its_model_is_proven_and_trains(workload):
     case = case_of(mode="dp", arch=workload.name)
-    place = Place(rank=0, device=CPU, cores=(0,))
     torch.manual_seed(0)
-    assert make_prover(workload, place, 0).prove(case, None).error < 1e-12
-    source = open_source(workload, data="device", batch_size=8, rank=0, world_size=1, device=CPU, seed=0)
-    trainer = Trainer(case, build_mode(case, make_module(workload), place, None), workload, source)
+    assert make_prover(workload, place_of(), 0).prove(case, None).error < 1e-12
+    trainer = trainer_of(case, workload, place_of())
     losses = []
     for _ in range(20):
         trainer.step()

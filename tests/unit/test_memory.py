@@ -6,25 +6,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from held import held, place_of, trainer_of
 from made import case_of
 from stand_ins import stand_in
 from torch import nn
 
 from ddp_bench.bench.measure import groups, memory
-from ddp_bench.bench.measure.clock import make_clock
 from ddp_bench.bench.measure.memory import MemoryWatch, release_memory
-from ddp_bench.bench.measure.timed import Trainer
-from ddp_bench.bench.modes import Place
-from ddp_bench.bench.modes.base import SingleMode
 from ddp_bench.bench.results.block_times import BlockTimes, DeviceMemory
 from ddp_bench.bench.worker import rank
 from ddp_bench.bench.worker.facts import Prepared, make_case_facts
-from ddp_bench.bench.worker.held_case import PreparedCase, Shared
 from ddp_bench.bench.worker.messages import Settle, Wait
 from ddp_bench.bench.worker.rank import Rank
-from ddp_bench.models.data import open_source
 from ddp_bench.models.registry import make_resnet_workload
-from ddp_bench.models.workload import make_module
 
 MIB = 2**20
 GPUS = [torch.device("cuda", index) for index in range(3)]
@@ -151,7 +145,7 @@ def dropped():
 
 def on_gpu():
     rank = Rank(0, 0)
-    rank.place = Place(rank=0, device=GPUS[0], cores=(0,))
+    rank.place = place_of(device=GPUS[0])
     return rank
 
 
@@ -181,21 +175,13 @@ def test_nothing_is_collected_for_a_run_on_cpu_cores(dropped):
 
 def test_gradients_are_there_within_blocks_alone():
     """Of every live case they would take as much as its parameters."""
-    workload = make_resnet_workload("resnet20", 8)
-    one = case_of(mode="single", num_devices=1, arch="resnet20", image_size=8)
-    place = Place(rank=0, device=torch.device("cpu"), cores=(0,))
-    module = make_module(workload)
-    source = open_source(
-        workload, data="device", batch_size=2, rank=0, world_size=1, device=place.device, seed=0
-    )
-    trainer = Trainer(one, SingleMode(module), workload, source)
-    shared = Shared(place=place, settings=None, clock=make_clock(place.device), prover=None)
-    live = PreparedCase(one, None, shared, trainer, None)
-    seen = []
+    one = case_of(mode="single", num_devices=1, batch_per_device=2)
+    trainer = trainer_of(one, make_resnet_workload("resnet20", 8), place_of())
+    live, parameters, seen = held(one, trainer, place_of()), [*trainer.mode.module.parameters()], []
     trainer.optimizer.register_step_post_hook(
-        lambda *_: seen.append(all(p.grad is not None for p in module.parameters()))
+        lambda *_: seen.append(all(p.grad is not None for p in parameters))
     )
     for _ in range(2):
         live.measure("timed", 2)
-        assert not [p for p in module.parameters() if p.grad is not None]
+        assert not [p for p in parameters if p.grad is not None]
     assert seen == [True] * 4

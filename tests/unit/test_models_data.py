@@ -15,7 +15,7 @@ from torch.nn.parallel import scatter_gather
 from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.proof.making import Maker
 from ddp_bench.bench.worker import held_case
-from ddp_bench.models.data import open_source
+from ddp_bench.models.data import Share, open_source
 from ddp_bench.models.nested import (
     describe,
     join,
@@ -31,8 +31,7 @@ WORKLOAD = make_resnet_workload("resnet20", 8)
 
 
 def opened(data, workload=WORKLOAD, **more):
-    given = {"batch_size": 4, "rank": 0, "world_size": 1, "seed": 0} | more
-    return open_source(workload, data=data, device=CPU, **given)
+    return open_source(workload, data, Share(**{"batch_size": 4} | more))
 
 
 def same(one, other):
@@ -49,23 +48,13 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("data", ["device", "host"])
-def test_a_ranks_batch_depends_on_seed_and_rank_only(data):
-    first = opened(data, rank=1, world_size=2).get_batch()
-    assert same(first, opened(data, rank=1, world_size=8).get_batch())
-    assert not same(first, opened(data, rank=0, world_size=2).get_batch())
-    assert not same(first, opened(data, rank=1, world_size=2, seed=7).get_batch())
-
-
-def test_neighbouring_seeds_and_ranks_do_not_share_batches():
-    each = [{"rank": rank, "seed": seed} for rank in range(3) for seed in (-1, 0, 1)]
-    sums = {opened("device", **given).get_batch()[0].sum().item() for given in each}
-    assert len(sums) == 9
-
-
-def test_opening_a_source_leaves_the_random_state_alone():
+def test_a_ranks_batch_depends_on_its_seed_and_rank_only_and_leaves_the_random_state_alone(data):
+    """Neighbouring seeds and ranks share none."""
     before = torch.get_rng_state()
-    opened("device")
-    opened("host")
+    each = [{"rank": rank, "seed": seed} for rank in range(3) for seed in (-1, 0, 1)]
+    assert len({opened(data, **given).get_batch()[0].sum().item() for given in each}) == 9
+    two, eight = (opened(data, rank=1, world_size=number).get_batch() for number in (2, 8))
+    assert same(two, eight)
     assert torch.equal(torch.get_rng_state(), before)
 
 

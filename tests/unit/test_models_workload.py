@@ -24,7 +24,7 @@ from ddp_bench.models.registry import make_resnet_workload
 from ddp_bench.models.step import (
     has_fused_optimizer,
     has_image_inputs,
-    make_optimizer_factory,
+    make_optimizer,
     move_and_compile,
 )
 from ddp_bench.models.workload import Workload, has_rows, make_batch, make_loss_function, make_module
@@ -131,9 +131,8 @@ def test_fused_kernels_leave_the_optimizer_what_the_user_set_its_hooks_and_its_r
 
     for fused in (False, True):
         parameter = nn.Parameter(torch.ones(3))
-        optimizer = make_optimizer_factory(workload(optimizer=hooked), StepSettings(fused_optimizer=fused))(
-            [parameter]
-        )
+        settings = StepSettings(fused_optimizer=fused)
+        optimizer = make_optimizer(workload(optimizer=hooked), settings, [parameter])
         for _ in range(2):
             parameter.grad = torch.tensor([1.0, -2.0, 0.5])
             optimizer.step()
@@ -191,11 +190,6 @@ def test_a_signature_that_does_not_fit_is_shown_beside_the_expected_one(field, f
     assert f"`{field}` of workload mine {said}" in refused(**own)
 
 
-@pytest.mark.parametrize("fits", [rows, partial(rows), lambda *given: rows(given[0], given[1])])
-def test_what_can_be_called_as_expected_is_taken(fits):
-    assert check_workload(workload(batch=fits, loss=nn.MSELoss(), optimizer=torch.optim.Adam)).name == "mine"
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -246,18 +240,24 @@ def test_a_result_that_does_not_fit_is_described(changes, said):
         {"loss": Margin().requires_grad_(False)},
         {"optimizer": Steps},
         {"optimizer": Broken},
+        {"loss": lambda outputs, _: outputs.mean().item()},
+        {"batch": rows, "loss": nn.MSELoss(), "optimizer": Adam},
+        {"batch": partial(rows)},
+        {"batch": lambda *given: rows(given[0], given[1])},
     ],
-    ids=["learns nothing", "frozen", "steps alone", "steps on other machines"],
+    ids=[
+        "silent",
+        "frozen",
+        "steps alone",
+        "steps elsewhere",
+        "not on meta",
+        "usual",
+        "partial",
+        "any arguments",
+    ],
 )
 def test_what_only_looks_like_a_mistake_is_taken(changes):
     assert check_workload(workload(**changes)).name == "mine"
-
-
-def test_what_the_meta_device_refuses_is_left_to_the_proof():
-    def read(outputs, _):
-        return outputs.mean().item()
-
-    assert check_workload(workload(loss=read)).name == "mine"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torch import _inductor, nn
 from ddp_bench.bench.measure.clock import Clock
 from ddp_bench.bench.measure.faults import PeerFailedError, PeerFullError
 from ddp_bench.bench.modes import Stages
-from ddp_bench.bench.modes.base import SingleMode
+from ddp_bench.bench.modes.base import Mode
 from ddp_bench.bench.plan.case import BatchSplit, split_batch
 from ddp_bench.bench.plan.case_settings import COMM_HOOKS
 from ddp_bench.bench.plan.settings import PRECISIONS
@@ -45,7 +45,7 @@ from ddp_bench.bench.proof.reference import Computed, Reference, Subject, Work, 
 from ddp_bench.bench.proof.weights import compute_norm, get_gradient, subtract_weights
 from ddp_bench.bench.results.block_times import ProofResult
 from ddp_bench.bench.worker.held_case import PreparedCase
-from ddp_bench.models.data import open_source
+from ddp_bench.models.data import Share, open_source
 from ddp_bench.models.workload import Workload
 
 CPU = torch.device("cpu")
@@ -96,8 +96,8 @@ DP = case_of(mode="dp")
 
 def sources(num, batch_size, data="host"):
     """Of each rank."""
-    how = {"data": data, "batch_size": batch_size, "world_size": num, "device": CPU, "seed": 5}
-    return [open_source(LINE, rank=rank, **how) for rank in range(num)]
+    shares = [Share(batch_size=batch_size, rank=rank, world_size=num, seed=5) for rank in range(num)]
+    return [open_source(LINE, data, share) for share in shares]
 
 
 def squares(case, num_steps):
@@ -265,7 +265,7 @@ def proved(error, noise, tolerance):
     def computed(work, *, recompute=False):
         return "recompute" if recompute else "perturbed" if work.perturbed else "plain"
 
-    return compared(computed, of=Told).prove("by the mode", [tolerance])
+    return compared(computed, of=Told).prove("by the mode", tolerance)
 
 
 def off(total, of_one=0.0, one=""):
@@ -393,7 +393,7 @@ class Steps:
 
     def __init__(self, scales):
         self.module = nn.Sequential(nn.Linear(1, 1), nn.Dropout(), nn.BatchNorm1d(1))
-        self.mode = SingleMode(self.module)
+        self.mode = Mode(self.module)
         self._scales = iter(scales)
 
     @property

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-import torch
 from commands import eventually
+from held import held, place_of
 from made import planned, resolved
 from stand_ins import stand_in
 
@@ -22,14 +22,12 @@ from ddp_bench.bench.measure.telemetry import (
     select_span,
     summarize_samples,
 )
-from ddp_bench.bench.modes import Place
 from ddp_bench.bench.results.aggregate import CaseOutcome, make_case_rows
 from ddp_bench.bench.results.block_times import TELEMETRY_FAILED, BlockTimes
 from ddp_bench.bench.results.blocks import Block
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.worker import devices as rank_devices
 from ddp_bench.bench.worker.devices import start_sampling
-from ddp_bench.bench.worker.held_case import PreparedCase, Shared
 from ddp_bench.bench.worker.messages import AnyAnswer, Report, decode, encode
 
 FIRST, SECOND = "GPU-11111111-aaaa-4bbb-8ccc-0123456789ab", "GPU-22222222-aaaa-4bbb-8ccc-0123456789ab"
@@ -160,10 +158,6 @@ def test_a_sampler_that_cannot_be_started_or_never_answers(command, monkeypatch)
     assert not made._process or made._process[0].wait(30) < 0
 
 
-def place(rank, device):
-    return Place(rank=rank, device=torch.device(device), cores=(0,))
-
-
 def plan(device):
     on = {"device": device, "devices": 4}
     settings = resolved(**on, gpus=(1, 2, 4), modes=("dp", "ddp"), batch_size=64)
@@ -180,15 +174,15 @@ def test_a_rank_samples_the_gpus_of_its_cases(monkeypatch):
     properties = {"torch.cuda.get_device_properties": lambda i: SimpleNamespace(uuid=f"uuid {i}")}
     stand_in(monkeypatch, rank_devices, properties)
     settings, every = cases("cuda")
-    start_sampling(settings, every, place(0, "cuda:0"))
-    start_sampling(settings, every, place(3, "cuda:3"))
-    start_sampling(settings, [case for case in every if case.mode != "dp"], place(0, "cuda:0"))
+    start_sampling(settings, every, place_of(0, "cuda:0"))
+    start_sampling(settings, every, place_of(3, "cuda:3"))
+    start_sampling(settings, [case for case in every if case.mode != "dp"], place_of(0, "cuda:0"))
     assert [sorted(uuids) for uuids in made] == [[0, 1, 2, 3], [3], [0]]
     assert made[1] == {3: "GPU-uuid 3"}
     # None on CPU cores, or where it is off.
-    assert start_sampling(*cases("cpu"), place(0, "cpu")) is None
+    assert start_sampling(*cases("cpu"), place_of(0, "cpu")) is None
     assert settings.telemetry
-    assert start_sampling(resolved(device="cuda", telemetry=False), every, place(0, "cuda:0")) is None
+    assert start_sampling(resolved(device="cuda", telemetry=False), every, place_of(0, "cuda:0")) is None
     assert len(made) == 3
 
 
@@ -232,10 +226,7 @@ def test_a_timed_block_is_over_before_anything_is_asked(mode, devices):
     all_of_them = Recorded()
     how_many = 1 if mode == "single" else 2
     case = next(c for c in cases("cuda")[1] if (c.mode, c.num_devices) == (mode, how_many))
-    shared = Shared(
-        place=place(1, "cuda:1"), settings=None, clock=all_of_them, prover=None, telemetry=all_of_them
-    )
-    live = PreparedCase(case, None, shared, all_of_them, None)
+    live = held(case, all_of_them, place_of(1, "cuda:1"), clock=all_of_them, telemetry=all_of_them)
     assert live.measure("timed", 2).detail == {"device_allocs": 0, "gpus": {}}
     block = ["step", "step", "mark", "step", "mark", "step", "mark", "read"]
     assert all_of_them.events == [*block, f"telemetry of {devices}", "loss", "gradients"]
@@ -282,16 +273,16 @@ def test_power_of_a_counter_that_moves_in_steps():
 
 
 @pytest.mark.parametrize(
-    ("samples", "watts"),
+    "samples",
     [
-        ([Sample(moment_s=t / 20, energy_j=50.0 * t) for t in range(3)], None),
-        ([Sample(moment_s=float(t), energy_j=7.0) for t in range(3)], None),
-        ([Sample(moment_s=1.0)], None),
+        [Sample(moment_s=t / 20, energy_j=50.0 * t) for t in range(3)],
+        [Sample(moment_s=float(t), energy_j=7.0) for t in range(3)],
+        [Sample(moment_s=1.0)],
     ],
     ids=["too short to count", "a counter that stands still", "unknown"],
 )
-def test_power_without_a_usable_counter(samples, watts):
-    assert compute_power_w(samples) == (None if watts is None else pytest.approx(watts))
+def test_power_without_a_usable_counter(samples):
+    assert compute_power_w(samples) is None
 
 
 def test_only_samples_between_start_and_end_count():
