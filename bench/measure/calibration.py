@@ -19,9 +19,9 @@ import torch.distributed as dist
 
 from ..plan.buckets import BucketLayout
 from ..results.block_times import BlockTimes
+from .allreduce import MAX_QUEUED, BucketReplay, rehearse
 from .anatomy import Anatomy
 from .clock import Clock, make_clock
-from .standalone import MAX_QUEUED, BucketReplay, rehearse
 from .timed import Trainer, pause_gc, run_block
 
 LOOKS, COPIES = 2, 3

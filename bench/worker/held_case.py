@@ -13,11 +13,11 @@ import torch.distributed as dist
 
 from ...models.data import BatchSource, Drawn
 from ...models.step import compile_module, move_and_compile
+from ..measure.allreduce import BucketReplay
 from ..measure.anatomy import run_anatomy, run_pipeline_anatomy
 from ..measure.calibration import find_longest, run_calibration
 from ..measure.clock import Clock
 from ..measure.memory import MemoryWatch, release_memory
-from ..measure.standalone import BucketReplay
 from ..measure.telemetry import Telemetry
 from ..measure.timed import Trainer, run_block
 from ..measure.trace import run_trace

@@ -28,6 +28,7 @@ from ..common.tracebacks import find_user_code, format_traceback
 from ..machine.host import count_oom_kills, get_versions, raise_open_file_limit
 from ..machine.load import read_load
 from ..machine.provenance import describe_workload_code
+from ..measure.allreduce import measure_allreduce_ms
 from ..measure.clock import make_clock
 from ..measure.faults import classify_error
 from ..measure.groups import (
@@ -39,7 +40,6 @@ from ..measure.groups import (
     wait_for_work,
 )
 from ..measure.memory import release_cache, release_memory
-from ..measure.standalone import measure_allreduce_ms
 from ..modes import require_compiler
 from ..plan.settings import ResolvedSettings
 from ..proof.agreement import find_differing_gradients

@@ -84,10 +84,10 @@ def test_a_stage_waits_for_the_gpus_of_its_case_alone(waited_for):
 
 RANKS = """
 import gc, gzip, time, weakref
-from ddp_bench.bench.measure import standalone
+from ddp_bench.bench.measure import allreduce
 from ddp_bench.bench.measure.anatomy import run_anatomy
 from ddp_bench.bench.measure.clock import make_clock
-from ddp_bench.bench.measure.standalone import BucketReplay
+from ddp_bench.bench.measure.allreduce import BucketReplay
 from ddp_bench.bench.measure.trace import run_trace
 workload, device = make_resnet_workload("resnet20", 16), cluster.place.device
 def traced(trainer, keep=True):
@@ -319,7 +319,7 @@ if cluster.rank == 1:
     def slow_empty(*arguments, **options):
         time.sleep(1.0)
         return torch.empty(*arguments, **options)
-    stand_in(patch, standalone, {"torch.empty": slow_empty})
+    stand_in(patch, allreduce, {"torch.empty": slow_empty})
 cluster.barrier()
 replay = BucketReplay([4000], "none", cluster.group(2, "gloo"), device)
 report(replay.time_block(make_clock(device)).block_ms)

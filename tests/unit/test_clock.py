@@ -18,10 +18,10 @@ from made import case_of
 from stand_ins import stand_in
 from torch import backends
 
-from ddp_bench.bench.measure import anatomy, calibration, clock, memory, standalone
+from ddp_bench.bench.measure import allreduce, anatomy, calibration, clock, memory
+from ddp_bench.bench.measure.allreduce import BucketReplay, measure_allreduce_ms
 from ddp_bench.bench.measure.anatomy import run_anatomy
 from ddp_bench.bench.measure.clock import Clock, make_clock
-from ddp_bench.bench.measure.standalone import BucketReplay, measure_allreduce_ms
 from ddp_bench.bench.measure.timed import Trainer, run_block
 from ddp_bench.bench.modes.base import Mode
 from ddp_bench.bench.plan.buckets import BucketLayout
@@ -112,12 +112,12 @@ class FakeGpu:
         self.log = []
         self.holds_ms = []
         calls = {f"torch.cuda.{name}": getattr(self, name) for name in CUDA}
-        for module in (anatomy, calibration, clock, standalone):
+        for module in (allreduce, anatomy, calibration, clock):
             stand_in(monkeypatch, module, calls)
         made = {f"torch.{name}": functools.partial(_on_meta, getattr(torch, name)) for name in MAKERS}
-        stand_in(monkeypatch, standalone, made | {"dist.all_reduce": self.all_reduce})
+        stand_in(monkeypatch, allreduce, made | {"dist.all_reduce": self.all_reduce})
         monkeypatch.setattr(Clock, "record_moment", lambda _: round(self.now_ms * 1e6))
-        standalone._make_storage.cache_clear()
+        allreduce._make_storage.cache_clear()
 
     def launch(self, ms, stream=None, *, operations=1):
         """Queue a kernel of `ms` on a stream, the current one unless told."""
@@ -222,9 +222,9 @@ def test_behind_a_hold_short_work_takes_what_the_device_takes(monkeypatch, count
     """Even where the host is then slower than in the rehearsal."""
     gpu = FakeGpu(monkeypatch, launch_ms=0.04)
     work = launches(gpu, count, 0.005)
-    queue_ms = standalone.rehearse(work, DEVICE)
+    queue_ms = allreduce.rehearse(work, DEVICE)
     gpu.launch_ms *= slower
-    standalone.delay_gpu(queue_ms, DEVICE)
+    allreduce.delay_gpu(queue_ms, DEVICE)
     assert run_block(work, 1, make_clock(DEVICE)).block_ms == pytest.approx(0.005 * count)
     assert run_block(work, 1, make_clock(DEVICE)).block_ms > 0.04 * count, "without it the host is timed"
 
@@ -232,7 +232,7 @@ def test_behind_a_hold_short_work_takes_what_the_device_takes(monkeypatch, count
 def test_a_hold_is_counted_in_cycles_of_the_clock_it_has_found(monkeypatch):
     gpu = FakeGpu(monkeypatch, launch_ms=0.04)
     for queue_ms, held_ms in ((0.0, 1.0), (10.0, 21.0), (1e6, 1000.0)):
-        standalone.delay_gpu(queue_ms, DEVICE)
+        allreduce.delay_gpu(queue_ms, DEVICE)
         assert gpu.holds_ms[-1] == pytest.approx(held_ms)
 
 
@@ -243,7 +243,7 @@ def test_replayed_buckets_run_once_untimed_and_then_show_no_launches(monkeypatch
     assert replay.time_block(make_clock(DEVICE)).block_ms == pytest.approx(0.01 * num_buckets)
     assert gpu.log[: num_buckets + 2] == ["synchronize", *["all-reduce"] * num_buckets, "synchronize"]
     assert gpu.log.count("all-reduce") == 2 * num_buckets
-    monkeypatch.setattr(standalone, "delay_gpu", lambda *_: None)
+    monkeypatch.setattr(allreduce, "delay_gpu", lambda *_: None)
     assert replay.time_block(make_clock(DEVICE)).block_ms > 0.03 * num_buckets, "the simulation can tell"
 
 
