@@ -153,16 +153,13 @@ def test_a_stage_holds_its_own_layers_alone_and_waits_its_turn(forms):
     """With the whole batch at once one of two stages computes at a time: half of their time is a bubble."""
     found = forms("""
 from ddp_bench.bench.measure.anatomy import run_pipeline_anatomy
-from ddp_bench.bench.measure.timed import Trainer
 one = case("partition")
 stages = stages_of(one)
-device = cluster.place.device
-share = Share(batch_size=8)  # of all rows, on each rank
-mode = build_mode(one, workload.module(), cluster.place, group, stages=stages)
-trainer = Trainer(one, mode, workload, open_source(workload, "device", share))
+trainer = trainer_of(one, workload, cluster.place, group, stages=stages)
 trainer.step()
-times = run_pipeline_anatomy(trainer, 2, device, group)
+times = run_pipeline_anatomy(trainer, 2, cluster.place.device, group)
 trainer.check_loss()
+mode = trainer.mode
 count = sum(p.numel() for p in mode.module.parameters())
 parts = [count, len(mode.gather_state_dict()), sum(stages.by_device)]
 report([*parts, times.detail["bubble_pct"]])
