@@ -71,7 +71,9 @@ def check_both_hosts(folder, said):
     (case,) = run.results
     assert (case.num_devices, case.num_nodes) == (2, 2)
     # On a machine that does much else the estimate has scatter, but an interval.
-    assert case.exposed_comm_ms.low < late.later_ms.estimate / 2, "the wait for the late host is no communication"
+    assert case.exposed_comm_ms.low < late.later_ms.estimate / 2, (
+        "the wait for the late host is no communication"
+    )
     assert f"{late.rank} on host1" in (folder / "report.html").read_text()
 
 
