@@ -6,6 +6,7 @@ from inspect import signature
 
 import pytest
 import torch
+from held import place_of
 from made import case_of
 from real_ranks import make_prover
 from test_workloads import PROVEN
@@ -13,7 +14,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_bench.bench.common.errors import UsageError
-from ddp_bench.bench.modes import Place, Unsupported
+from ddp_bench.bench.modes import Unsupported
 from ddp_bench.bench.modes.base import Mode
 from ddp_bench.bench.modes.ddp import ARGUMENTS
 from ddp_bench.bench.modes.dp import DataParallelStandIn
@@ -23,7 +24,7 @@ from ddp_bench.bench.proof.reference import Reference
 from ddp_bench.models.registry import make_resnet_workload
 from ddp_bench.models.workload import Workload
 
-PLACE = Place(rank=0, device=torch.device("cpu"), cores=(0,))
+PLACE = place_of()
 CASE = case_of(mode="dp", num_devices=2, batch_per_device=2)
 
 

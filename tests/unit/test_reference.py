@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import made
 import pytest
 import torch
+from held import held, place_of
 from torch import _inductor, nn
 
-from ddp_bench.bench.measure.clock import Clock
 from ddp_bench.bench.measure.faults import PeerFailedError, PeerFullError
 from ddp_bench.bench.modes import Stages
 from ddp_bench.bench.modes.base import Mode
@@ -44,7 +44,6 @@ from ddp_bench.bench.proof.making import Maker
 from ddp_bench.bench.proof.reference import Computed, Reference, Subject, Work, make_training
 from ddp_bench.bench.proof.weights import compute_norm, get_gradient, subtract_weights
 from ddp_bench.bench.results.block_times import ProofResult
-from ddp_bench.bench.worker.held_case import PreparedCase
 from ddp_bench.models.data import Share, open_source
 from ddp_bench.models.workload import Workload
 
@@ -442,10 +441,8 @@ def test_a_case_that_fails_in_its_first_steps_leaves_the_compiler_as_it_was():
 
     trainer.step, trainer.load_ahead = fail, contextlib.nullcontext
     prover = SimpleNamespace(draws=True, maker=SimpleNamespace(seed=0, start={}))
-    shared = SimpleNamespace(prover=prover, clock=Clock(), place=SimpleNamespace(rank=0))
-    case = PreparedCase(case_of(compile="default"), None, shared, trainer, None)
     with pytest.raises(RuntimeError, match="late bug"):
-        case.warm_up(0.0, proves=True)
+        held(case_of(compile="default"), trainer, place_of(), prover=prover).warm_up(0.0, proves=True)
     assert seen == [True]
     assert not _inductor.config.fallback_random
 
