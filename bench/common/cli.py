@@ -41,7 +41,8 @@ class WholeHelp(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         """Print the help and leave."""
         assert isinstance(parser, Parser)
-        print(parser.format_help(whole=True), end="")
+        parser.common = ()
+        parser.print_help()
         parser.exit()
 
 
@@ -84,20 +85,13 @@ class Parser(argparse.ArgumentParser):
         every = "every option" if common else argparse.SUPPRESS
         self.add_argument("--help-all", action=WholeHelp, nargs=0, default=argparse.SUPPRESS, help=every)
 
-    def format_help(self, *, whole: bool = False) -> str:
-        """Write the help, of the common options or of all."""
-        shown = {"help", "help_all", *self.common}
-        hidden = [one for one in self._actions if one.option_strings and one.dest not in shown]
-        hidden = hidden if self.common and not whole else []
-        texts = [one.help for one in hidden]
-        self.epilog = f"{self.closing}\n\n{self.details}" if whole or not self.common else self.closing
-        try:
-            for one in hidden:
+    def format_help(self) -> str:
+        """Write the help, of the common options where there are some; it is the last that a parser does."""
+        for one in self._actions:
+            if self.common and one.option_strings and one.dest not in ("help", "help_all", *self.common):
                 one.help = argparse.SUPPRESS
-            return super().format_help().rstrip("\n") + "\n"
-        finally:
-            for one, text in zip(hidden, texts, strict=True):
-                one.help = text
+        self.epilog = self.closing if self.common else f"{self.closing}\n\n{self.details}"
+        return super().format_help().rstrip("\n") + "\n"
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError, which names the command's help, and the option that was meant."""

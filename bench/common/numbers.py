@@ -33,11 +33,8 @@ def format_number(value: float | None, digits: int = 3) -> str:
 
 def format_quantity(value: float | None, unit: str, digits: int = 3) -> str:
     """Write `12.3 ms`; empty when missing."""
-    return (
-        ""
-        if value is None
-        else f"{format_number(value, digits)}{'' if unit in _UNSPACED_UNITS else ' '}{unit}"
-    )
+    space = "" if value is None or unit in _UNSPACED_UNITS else " "
+    return "" if value is None else f"{format_number(value, digits)}{space}{unit}"
 
 
 def format_short(value: float, digits: int = 4) -> str:
@@ -62,20 +59,16 @@ def format_to_places(found: Interval, behind: int, unit: str = "") -> str:
 
     Of a ratio as `format_ratio` has it; without an interval that no place tells.
     """
-    behind = next(
-        (more for more in range(behind, behind + MAX_EXTRA_PLACES) if _has_enough_places(found, more)), behind
-    )
-    written = _format_rounded(found.estimate, behind)
-    ends = (
-        f" ({format_span(found, behind)})" if _is_known(found) and _has_enough_places(found, behind) else ""
-    )
-    return f"{written}{unit}{ends}" if unit in _UNSPACED_UNITS else f"{written}{ends} {unit}"
-
-
-def _has_enough_places(found: Interval, behind: int) -> bool:
-    """Tell whether so many places show each end apart from an estimate that it is not equal to."""
-    ends = [end for end in (found.low, found.high) if end != found.estimate]
-    return all(_format_rounded(end, behind) != _format_rounded(found.estimate, behind) for end in ends)
+    written, span = _format_rounded(found.estimate, behind), ""
+    for places in range(behind, behind + MAX_EXTRA_PLACES):
+        middle, low, high = (_format_rounded(one, places) for one in (found.estimate, found.low, found.high))
+        ends = ((low, found.low), (high, found.high))
+        if all(text != middle or end == found.estimate for text, end in ends):
+            written = middle
+            # A dash before a minus sign could not be read.
+            span = f" ({low}{' to ' if '-' in low + high else DASH}{high})" if _is_known(found) else ""
+            break
+    return f"{written}{unit}{span}" if unit in _UNSPACED_UNITS else f"{written}{span} {unit}"
 
 
 def choose_places(found: Interval, digits: int = 3) -> int:
@@ -109,12 +102,6 @@ def make_singular(noun: str) -> str:
     if noun.endswith("ies"):
         return f"{noun[:-3]}y"
     return noun[:-2] if noun.endswith(("xes", "ches", "shes", "sses")) else noun.removesuffix("s")
-
-
-def format_span(found: Interval, behind: int) -> str:
-    """Write the ends of an interval; a dash before a minus sign could not be read."""
-    low, high = (_format_rounded(end, behind) for end in (found.low, found.high))
-    return f"{low}{' to ' if '-' in f'{low}{high}' else DASH}{high}"
 
 
 def format_ratio(found: Interval) -> str:

@@ -195,8 +195,8 @@ def yield_exit_codes(runs: Sequence[Child]) -> Iterator[int]:
 def wait_or_kill(children: Sequence[Child], *, within_s: float) -> list[int | None]:
     """Return the exit codes of processes; kill those that live after `within_s` seconds, with their groups.
 
-    The one place that ends processes. None for one that does not end within KILLED_S of that: the kernel
-    holds it, as for a file server or a driver that does not answer.
+    The one place that ends processes. None for one that does not end within KILL_TIMEOUT_S of that: the
+    kernel holds it, as for a file server or a driver that does not answer.
     """
     _await(children, within_s)
     for child in children:

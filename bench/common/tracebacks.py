@@ -18,10 +18,10 @@ MAX_CHARACTERS = 32_768
 _QUOTED = re.compile(r'^\s*File "([^"\n]+)", line (\d+), in (\S+)', re.MULTILINE)
 """A frame in an error's message: of a replica's thread, a loader's process, or what the compiler traced."""
 
-_LIBRARY_FOLDERS = (
-    *(str(folder) + os.sep for folder in PACKAGE_FOLDERS),
-    *(os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")),
-)
+LIBRARY_FOLDERS = PACKAGE_FOLDERS | {
+    Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")
+}
+"""Folders of code that is no user's: this suite's and Python's."""
 
 
 def format_traceback(error: BaseException) -> str:
@@ -73,9 +73,9 @@ def get_message(error: BaseException) -> str:
 
 def is_users(path: str) -> bool:
     """Tell whether the code of a file is the user's."""
-    real = os.path.realpath(path)
-    installed = not INSTALL_FOLDERS.isdisjoint(Path(real).parts) or "torchinductor" in real
-    return not (path.startswith("<") or installed or real.startswith(_LIBRARY_FOLDERS))
+    real = Path(os.path.realpath(path))
+    is_library = not (INSTALL_FOLDERS.isdisjoint(real.parts) and LIBRARY_FOLDERS.isdisjoint(real.parents))
+    return not (path.startswith("<") or is_library or "torchinductor" in str(real))
 
 
 def shorten_path(path: str) -> str:

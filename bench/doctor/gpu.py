@@ -5,6 +5,7 @@ What a GPU does not report (NVML_ERROR_NOT_SUPPORTED) is None. Sets nothing.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from dataclasses import replace
 
 import pynvml
 
-from ..machine.gpus import FAULTS, ClockReason, is_mig, read_clock_reasons
+from ..machine.gpus import FAULTS, ClockReason, describe_pair, is_mig, read_clock_reasons
 from ..machine.host import format_ranges, read_number
 from .host import SEVERITY, UNKNOWN, Check, CheckResult, Gpu, Host, Status, make_result
 
@@ -197,12 +198,14 @@ def check_links(host: Host) -> CheckResult | None:
 
     NVLink is fastest, then PCIe, then host memory, the only way between GeForce cards without NVLink.
     """
-    gpus, pairs = host.gpus, host.pairs
+    gpus = host.gpus
     if not gpus:
         return None
     if len(gpus) == 1:
         return CheckResult("ok", "one GPU: nothing to link")
-    if not pairs or any(not pair.nvlink and pair.peer_access is None for pair in pairs):
+    both = itertools.combinations(gpus, 2)
+    pairs = [describe_pair(a.index, b.index, a.handle, b.handle) for a, b in both]
+    if any(not pair.nvlink and pair.peer_access is None for pair in pairs):
         return UNKNOWN
     ways = Counter("NVLink" if p.nvlink else "PCIe" if p.peer_access else "host memory" for p in pairs)
     text = ", ".join(f"{count} of {len(pairs)} pairs by {way}" for way, count in ways.items())

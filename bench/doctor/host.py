@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import itertools
 import math
 import shutil
 import time
@@ -18,10 +17,9 @@ import psutil
 import pynvml
 
 from ..common.process import get_allowed_cores
-from ..machine.gpus import ask_nvml, describe_pair, find_visible_gpus, has_mps, list_uuids, open_nvml
+from ..machine.gpus import ask_nvml, find_visible_gpus, has_mps, list_uuids, open_nvml
 from ..machine.host import parse_cores, read_cpu_quota, read_text, select_environment
 from ..machine.load import compute_loads, read_load
-from ..machine.manifest import GpuPair
 
 T = TypeVar("T")
 Status = Literal["ok", "unknown", "caution", "bad"]
@@ -130,7 +128,6 @@ class Host(contextlib.ExitStack):
         self.gpus: tuple[Gpu, ...] | None = ()
         self.num_gpus_present = 0
         self.gpu_error: str | None = None
-        self.pairs: tuple[GpuPair, ...] = ()
         try:
             handles = self.enter_context(open_nvml())
         except pynvml.NVMLError as error:
@@ -143,8 +140,6 @@ class Host(contextlib.ExitStack):
         )
         self.gpus = tuple(Gpu(index, handles[index]) for index in chosen)
         self.num_gpus_present = len(handles)
-        both = itertools.combinations(self.gpus, 2)
-        self.pairs = tuple(describe_pair(a.index, b.index, a.handle, b.handle) for a, b in both)
 
 
 def _import_torch() -> tuple[Any, str]:

@@ -62,30 +62,16 @@ def read_clock_reasons(handle: Any) -> frozenset[ClockReason] | None:
 
 
 def describe_gpus(uuids: Sequence[str] | None = None) -> list[Gpu]:
-    """Describe the GPUs with these UUIDs for a manifest, in their order; empty without a driver.
-
-    None stands for the GPUs that CUDA_VISIBLE_DEVICES leaves.
-    """
-    with contextlib.suppress(pynvml.NVMLError), open_nvml() as handles:
-        if uuids is None:
-            names = [list_uuids(handle) for handle in handles]
-            return [
-                _describe_gpu(handles[place])
-                for place in find_visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), names)
-            ]
-        return [Gpu() if handle is None else _describe_gpu(handle) for handle in find_by_uuid(uuids, handles)]
-    return []
+    """Describe GPUs for a manifest, as `open_gpus` finds them."""
+    with open_gpus(uuids) as found:
+        return [Gpu() if handle is None else _describe_gpu(handle) for handle in found]
 
 
 def describe_pairs(uuids: Sequence[str]) -> list[GpuPair]:
     """Describe the paths between each two of these GPUs, by their places; empty without a driver."""
-    if len(uuids) < 2:
-        return []
-    with contextlib.suppress(pynvml.NVMLError), open_nvml() as handles:
-        found = list(enumerate(find_by_uuid(uuids, handles)))
-        known = [(place, handle) for place, handle in found if handle is not None]
+    with open_gpus(uuids) as found:
+        known = [(place, handle) for place, handle in enumerate(found) if handle is not None]
         return [describe_pair(i, j, a, b) for (i, a), (j, b) in itertools.combinations(known, 2)]
-    return []
 
 
 def describe_pair(first: int, second: int, a: Any, b: Any) -> GpuPair:
@@ -141,13 +127,9 @@ def has_mps() -> bool:
 
 def is_exclusive(uuids: Sequence[str]) -> bool:
     """Tell whether one of the GPUs with these UUIDs takes a single process, and no MPS server shares it."""
-    if has_mps():
-        return False
-    with contextlib.suppress(pynvml.NVMLError), open_nvml() as handles:
-        found = [one for one in find_by_uuid(uuids, handles) if one is not None]
-        modes = [ask_nvml("nvmlDeviceGetComputeMode", one) for one in found]
-        return pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS in modes
-    return False
+    with open_gpus(uuids) as found:
+        modes = [ask_nvml("nvmlDeviceGetComputeMode", one) for one in found if one is not None]
+    return pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS in modes and not has_mps()
 
 
 def list_uuids(handle: Any) -> list[str]:
@@ -175,6 +157,23 @@ def _describe_gpu(handle: Any) -> Gpu:
         memory_mib=None if memory is None or mig else int(memory.total) // 2**20,
         power_limit_w=None if limit_mw is None else int(limit_mw) / 1000,
     )
+
+
+@contextlib.contextmanager
+def open_gpus(uuids: Sequence[str] | None) -> Iterator[list[Any]]:
+    """Open NVML and yield the GPUs with these UUIDs, in their order: a handle, or None, for each.
+
+    Without UUIDs they are those that CUDA_VISIBLE_DEVICES leaves: none without a driver.
+    """
+    with contextlib.ExitStack() as opened:
+        handles: list[Any] = []
+        with contextlib.suppress(pynvml.NVMLError):
+            handles = opened.enter_context(open_nvml())
+        if uuids is None:
+            names = [list_uuids(handle) for handle in handles]
+            yield [handles[i] for i in find_visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), names)]
+        else:
+            yield find_by_uuid(uuids, handles)
 
 
 @contextlib.contextmanager

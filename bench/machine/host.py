@@ -95,7 +95,7 @@ def find_backend(name: str) -> Any:
 
 
 def describe_machine(host: str, root: Path = Path("/")) -> FirstHost:
-    """Host, processor, memory, and how the kernel runs them; its GPUs are told by `bench.gpus`.
+    """Host, processor, memory, and how the kernel runs them; `describe_gpus` describes its GPUs.
 
     `root` is where /proc and /sys are found.
     """

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import sysconfig
 import tomllib
 import uuid
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,8 @@ from typing import Any
 import msgspec
 
 from ..common.cli import get_version
-from ..common.process import INSTALL_FOLDERS, PACKAGE, PACKAGE_FOLDERS
+from ..common.process import INSTALL_FOLDERS, PACKAGE
+from ..common.tracebacks import LIBRARY_FOLDERS
 from .manifest import FirstHost, Git, Host, Manifest, OwnVersion, RankPlace, WorkloadCode
 
 ROOT = PACKAGE.parent
@@ -76,12 +76,6 @@ def find_repository_with(file: Path) -> Path | None:
 def is_own(file: Path, top: Path) -> bool:
     """Tell whether a file or folder is below `top`, and not in an environment there."""
     return file.is_relative_to(top) and INSTALL_FOLDERS.isdisjoint(file.relative_to(top).parts)
-
-
-def list_worktrees(top: Path) -> list[Path]:
-    """List the top folders of all checkouts, also lost ones, of the repository that has one at `top`."""
-    known = ask_git(top, "worktree", "list", "--porcelain") or ""
-    return [Path(path) for path in re.findall(r"^worktree (.+)$", known, re.MULTILINE)]
 
 
 def is_tracked(path: Path, top: Path) -> bool:
@@ -155,7 +149,9 @@ def describe_workload_code(spec: str) -> WorkloadCode:
         found = {Path(path).resolve() for one, path in modules if one.partition(".")[0] == package}
         root = find_import_root(name, file) or file.parent
     else:
-        found, root = list_imported(top, *list_worktrees(top)), top
+        worktrees = ask_git(top, "worktree", "list", "--porcelain") or ""  # also lost ones
+        tops = [top, *map(Path, re.findall(r"^worktree (.+)$", worktrees, re.MULTILINE))]
+        found, root = list_imported(*tops), top
     files = {one: hash_file(one) for one in sorted({*found, file})}
     state = Git() if top is None else describe_commit(top)
     # Its commit may not have the file.
@@ -176,14 +172,12 @@ def list_imported(*tops: Path) -> set[Path]:
 
     Those of environments there, of Python and of ddp-bench are left out.
     """
-    others = {Path(sysconfig.get_path(key)).resolve() for key in ("stdlib", "platstdlib")}
-    others |= PACKAGE_FOLDERS
 
     @cache  # torch alone has a thousand modules, in few folders
     def resolve_folder(folder: str) -> Path | None:
         real = Path(folder).resolve()
         is_theirs = any(is_own(real, top) for top in tops)
-        return real if is_theirs and others.isdisjoint((real, *real.parents)) else None
+        return real if is_theirs and LIBRARY_FOLDERS.isdisjoint((real, *real.parents)) else None
 
     return {
         folder / os.path.basename(told)  # noqa: PTH119 - in each of thousands of modules

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from ...models.step import get_defaults
 from ..common.errors import UserCodeError
 from ..common.text import format_list
-from ..plan.buckets import BucketLayout, Layout, compute_cap_limits, make_cap_arguments, sum_bucket_bytes
+from ..plan.buckets import BucketLayout, compute_cap_limits, make_cap_arguments
 from ..plan.case import Case
 from ..plan.case_settings import DDP_DEFAULTS, KINDS
 from .base import Mode, Place, Unsupported, UnusedParametersError
@@ -174,7 +174,7 @@ def _find_sparse(module: nn.Module) -> frozenset[int]:
 
 def _fill_buckets(
     trained: list[Tensor], sparse: frozenset[int], bucket_cap_mb: str, num_bytes: tuple[int, ...]
-) -> Layout:
+) -> tuple[tuple[int, ...], ...]:
     """Fill the buckets that are never rebuilt, as `find_unused_parameters` leaves them.
 
     The reducer does not tell: they are filled as DDP fills them. Empty where that gives other sizes.
@@ -183,7 +183,8 @@ def _fill_buckets(
     limits = list(compute_cap_limits(bucket_cap_mb))
     filled, _ = dist._compute_bucket_assignment_by_size(trained, limits, is_sparse)  # type: ignore[attr-defined]
     found = tuple(tuple(reversed(bucket)) for bucket in reversed(filled))
-    return found if sum_bucket_bytes([one.nbytes for one in trained], found) == num_bytes else ()
+    sizes = tuple(sum(trained[i].nbytes for i in bucket) for bucket in found)
+    return found if sizes == num_bytes else ()
 
 
 def read_overlap(ddp: DistributedDataParallel) -> float | None:

@@ -77,7 +77,7 @@ class BucketLayout:
 
     @classmethod
     def parse(cls, text: str) -> BucketLayout:
-        """From the `sum_bucket_bytes` of cases.csv. Raises UsageError for another text."""
+        """From the `bucket_bytes` of cases.csv. Raises UsageError for another text."""
         if not re.fullmatch(r"[0-9]{1,18}(/[0-9]{1,18})*", text):
             raise UsageError(
                 f"bucket_bytes {text!r} are no sizes; write bytes per bucket, as 8196000/27260928"
@@ -93,12 +93,9 @@ class BucketLayout:
             return None
 
     def __str__(self) -> str:
-        """Return the `sum_bucket_bytes` of cases.csv: the size of each bucket, `/`-separated."""
+        """Return the `bucket_bytes` of cases.csv: the size of each bucket, `/`-separated."""
         return "/".join(map(str, self.num_bytes))
 
-
-Layout = tuple[tuple[int, ...], ...]
-"""Indices of parameters by bucket, in all-reduce order; indices count in the reducer's order."""
 
 DEFAULT_LIMITS = (MIB, 25 * MIB)
 """`bucket_cap_mb=None`: a small first bucket, then PyTorch's default."""
@@ -110,12 +107,12 @@ def compute_cap_limits(caps: Caps) -> tuple[int, ...]:
     return tuple(max(int(cap * MIB), 1) for cap in parse_caps_mib(caps)) or DEFAULT_LIMITS
 
 
-def assign(num_bytes: Sequence[int], limits: Sequence[int], *, kinds: Sequence[str] | None = None) -> Layout:
-    """Lay out parameters of `num_bytes`, in reducer order, under caps of `limits` bytes.
+def fill_buckets(num_bytes: Sequence[int], caps: Caps, *, kinds: Sequence[str] | None = None) -> BucketLayout:
+    """Fill DDP's buckets with parameters of `num_bytes`, in the reducer's order, by which they are indexed.
 
     Buckets stand in the order of their first parameter, as DDP launches them.
     """
-    kinds = kinds or [""] * len(num_bytes)
+    limits, kinds = compute_cap_limits(caps), kinds or [""] * len(num_bytes)
     closed: list[tuple[int, ...]] = []
     open_buckets: dict[str, list[int]] = {}
     sizes: dict[str, int] = {}
@@ -128,17 +125,8 @@ def assign(num_bytes: Sequence[int], limits: Sequence[int], *, kinds: Sequence[s
             closed.append(tuple(open_buckets.pop(kind)))
             sizes[kind] = 0
             next_cap[kind] = cap + 1
-    return tuple(sorted([*closed, *(tuple(bucket) for bucket in open_buckets.values())]))
-
-
-def assign_cap(num_bytes: Sequence[int], caps: Caps, *, kinds: Sequence[str] | None = None) -> Layout:
-    """Lay out parameters under DDP's caps."""
-    return assign(num_bytes, compute_cap_limits(caps), kinds=kinds)
-
-
-def sum_bucket_bytes(num_bytes: Sequence[int], layout: Layout) -> tuple[int, ...]:
-    """Sum the bytes of each bucket of `layout`."""
-    return tuple(sum(num_bytes[index] for index in bucket) for bucket in layout)
+    buckets = sorted([*closed, *(tuple(bucket) for bucket in open_buckets.values())])
+    return BucketLayout(tuple(sum(num_bytes[i] for i in bucket) for bucket in buckets), tuple(buckets))
 
 
 def compute_ring_factor(num_ranks: int) -> float:

@@ -20,7 +20,7 @@ import pandas as pd
 from ..common.cli import get_message_prefix
 from ..common.errors import UsageError
 from ..common.numbers import format_count
-from ..plan.buckets import BucketLayout, assign_cap, parse_bucket_caps, sum_bucket_bytes
+from ..plan.buckets import BucketLayout, fill_buckets, parse_bucket_caps
 from ..results.case_result import CaseResult
 from ..results.store import RunData, load_run
 from .allreduce import Samples
@@ -202,17 +202,15 @@ def _measure_residual_ms(found: Calibration, run: RunData, case: CaseResult) -> 
     comm = collect_bucket_ms(run, case_id) if curve.points else dict.fromkeys(timed, 0.0)
     sizes = [p.num_bytes for p in found.parameters]
     caps = parse_bucket_caps(case.get_setting("bucket_cap_mb"))
-    layout = assign_cap(sizes, caps, kinds=[p.kind for p in found.parameters])
-    in_layout = sum_bucket_bytes(sizes, layout)
-    if BucketLayout(in_layout) != BucketLayout.from_cell(case.bucket_bytes):
+    layout = fill_buckets(sizes, caps, kinds=[p.kind for p in found.parameters])
+    if BucketLayout(layout.num_bytes) != BucketLayout.from_cell(case.bucket_bytes):
         return ()
-    compute, alone_ms = found.compute(), sum(map(curve, in_layout)) or 1.0
+    compute, alone_ms = found.compute(), sum(map(curve, layout.num_bytes)) or 1.0
     samples = []
     for r in sorted(timed.keys() & comm.keys() & local.keys()):
         # The longest rank's own step in this round, and what its buckets took by themselves.
         pace = local[r] / compute.total_ms
         step_ms = simulate_ms(
-            sizes,
             [p.ready_ms * pace for p in found.parameters],
             layout,
             curve.scale(comm[r] / alone_ms),

@@ -16,7 +16,7 @@ import scipy
 from msgspec import Meta
 
 from ..common.errors import UsageError
-from ..plan.buckets import PYTORCH_CAPS, Caps, assign_cap
+from ..plan.buckets import PYTORCH_CAPS, Caps, fill_buckets
 from ..plan.case import get_wire_share
 from ..plan.settings import MAX_DEVICES
 from ..stats.interval import Interval
@@ -210,7 +210,7 @@ def simulate_scenario(c: Calibration, scenario: Scenario, end: str = "estimate")
     step_ms, exposed_ms = single_ms, 0.0
     if n > 1:
         sizes = [p.num_bytes for p in c.parameters]
-        layout = assign_cap(sizes, scenario.bucket_cap_mb, kinds=[p.kind for p in c.parameters])
+        layout = fill_buckets(sizes, scenario.bucket_cap_mb, kinds=[p.kind for p in c.parameters])
         cost, slowdown = getattr(compute_cost_band(scenario), end), c.get_slowdown()
         if c.identity.device_type == "cpu" and scenario.network_name != MEASURED_NETWORK:
             slowdown = carry_slowdown(
@@ -225,7 +225,6 @@ def simulate_scenario(c: Calibration, scenario: Scenario, end: str = "estimate")
             beside = cost.scale(slowdown.comm)
         share = get_wire_share(scenario.comm_hook)
         step_ms = simulate_ms(
-            sizes,
             [size * min(p.ready_ms, micro.backward_ms) for p in c.parameters],
             layout,
             lambda num_bytes: cost(num_bytes * share),

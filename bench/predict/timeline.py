@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..plan.buckets import Layout, sum_bucket_bytes
+from ..plan.buckets import BucketLayout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +40,8 @@ class Compute:
 
 
 def simulate_ms(
-    num_bytes: Sequence[int],
     ready_ms: Sequence[float],
-    layout: Layout,
+    layout: BucketLayout,
     comm_ms: Callable[[float], float],
     compute: Compute,
     *,
@@ -53,9 +52,8 @@ def simulate_ms(
     """Simulate one step, ms; what it takes beyond `compute` is exposed, compute that is slowed included.
 
     Args:
-        num_bytes: of each gradient.
-        ready_ms: when each is, in an undisturbed backward; none after `compute.backward_ms`.
-        layout: indices of the gradients of each bucket, in all-reduce order.
+        ready_ms: when each gradient is, in an undisturbed backward; none after `compute.backward_ms`.
+        layout: the buckets, with the indices of their gradients.
         comm_ms: what an all-reduce of so many bytes takes alone.
         compute: the step without communication.
         slowdown: while both run; undisturbed by default.
@@ -66,12 +64,12 @@ def simulate_ms(
     """
     slow = slowdown or Slowdown()
     end_ms = compute.backward_ms + copy_ms
-    sizes, total_bytes = sum_bucket_bytes(num_bytes, layout), sum(num_bytes)
+    sizes, total_bytes = layout.num_bytes, sum(layout.num_bytes)
     copies_ms = [copy_ms * size / total_bytes for size in sizes]
     # Wall time, and how far an undisturbed backward would be.
     now_ms = progress_ms = ended_ms = filled_ms = copied_ms = 0.0
     done_ms: list[float] = []
-    for bucket, size, own_copy_ms in zip(layout, sizes, copies_ms, strict=True):
+    for bucket, size, own_copy_ms in zip(layout.parameters, sizes, copies_ms, strict=True):
         filled_ms, copied_ms = max(filled_ms, *(ready_ms[i] for i in bucket)), copied_ms + own_copy_ms
         alone_ms, reduce_ms = max(min(filled_ms + copied_ms, end_ms) - progress_ms, 0.0), comm_ms(size)
         now_ms, progress_ms = now_ms + alone_ms, progress_ms + alone_ms

@@ -139,7 +139,7 @@ def _describe_machine(
     first = devices[0]
     machine = Machine(
         device_type="cpu" if first.gpus is None else "cuda",
-        devices_per_node=len(first.cores) if first.gpus is None else len(first.gpus.uuids),
+        devices_per_node=len(first.cores) if first.gpus is None else len(first.gpus.gpus),
         # Torch warns of NCCL's other backends there: their one communicator has peers wait for each other.
         staged_backend="nccl-lazy" if "nccl-lazy" in first.nccl_backends else "",
         is_exclusive=first.is_exclusive,
@@ -185,11 +185,11 @@ def _warn_shared_cores(planned: Sequence[Planned], devices: Sequence[Devices], *
 
 def add_visible_gpus(machine: Machine, seen: Sequence[SeenGpus]) -> Machine:
     """`machine` with the GPUs of the ranks that a launcher has started; each may see its own alone."""
-    on_first_host = {uuid for one in seen if one.host == seen[0].host for uuid in one.uuids}
+    on_first_host = {uuid for one in seen if one.host == seen[0].host for uuid in one.gpus}
     return replace(
         machine,
         devices_per_node=len(on_first_host),
-        devices_per_process=len(seen[0].uuids),
+        devices_per_process=len(seen[0].gpus),
         rank_devices=tuple(one.own for one in seen),
     )
 

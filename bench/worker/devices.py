@@ -78,10 +78,9 @@ def read_gpu_uuid(index: int) -> str:
 
 def list_seen_gpus(local_rank: int) -> SeenGpus:
     """List the GPUs that this process sees."""
-    uuids = tuple(read_gpu_uuid(index) for index in range(count_gpus()))
-    return SeenGpus(
-        host=get_host_name(), local_rank=local_rank, uuids=uuids, facts=tuple(describe_gpus(uuids))
-    )
+    uuids = [read_gpu_uuid(index) for index in range(count_gpus())]
+    facts = dict(zip(uuids, describe_gpus(uuids), strict=True))
+    return SeenGpus(host=get_host_name(), local_rank=local_rank, gpus=facts)
 
 
 def find_devices(device: str, local_rank: int) -> Devices:
@@ -97,14 +96,15 @@ def find_devices(device: str, local_rank: int) -> Devices:
     if device == "cpu" or not torch.cuda.is_available():
         return here
     found = [torch.cuda.get_device_properties(index) for index in range(count_gpus())]
+    seen = list_seen_gpus(local_rank)
     return msgspec.structs.replace(
         here,
-        gpus=list_seen_gpus(local_rank),
+        gpus=seen,
         kind=GpuKind(
             capability=min((one.major, one.minor) for one in found),
             memory_gib=min(one.total_memory for one in found) / 2**30,
         ),
-        is_exclusive=is_exclusive([read_gpu_uuid(index) for index in range(count_gpus())]),
+        is_exclusive=is_exclusive([*seen.gpus]),
         nccl=read_nccl_version(),
         nccl_backends=tuple(name for name in NCCL_BACKENDS if find_backend(name) is not None),
     )
@@ -112,10 +112,11 @@ def find_devices(device: str, local_rank: int) -> Devices:
 
 def describe_this_machine(seen: Sequence[SeenGpus]) -> FirstHost:
     """Describe this machine as a manifest does, with the GPUs that its ranks have `seen`, each once."""
-    known = {uuid: facts for one in seen for uuid, facts in zip(one.uuids, one.facts, strict=False)}
-    joined = tuple(describe_pairs(list(known)))
+    known = {uuid: facts for one in seen for uuid, facts in one.gpus.items()}
     return msgspec.structs.replace(
-        describe_machine(get_host_name()), gpus=tuple(known.values()), gpu_pairs=joined
+        describe_machine(get_host_name()),
+        gpus=tuple(known.values()),
+        gpu_pairs=tuple(describe_pairs([*known])),
     )
 
 

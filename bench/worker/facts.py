@@ -16,17 +16,17 @@ from ..results.columns import MIN_NUMBER
 
 
 class SeenGpus(Record, frozen=True):
-    """The GPUs that a rank sees, by CUDA's index: their UUIDs, and what NVML says of them."""
+    """The GPUs that a rank sees."""
 
     host: str
     local_rank: int
-    uuids: tuple[str, ...]
-    facts: tuple[Gpu, ...]
+    gpus: dict[str, Gpu]
+    """What NVML says of each, by the UUID that torch tells, in the order of CUDA's indices."""
 
     @property
     def own(self) -> str:
-        """The UUID of the one that the rank trains on, as `gpu_of` chooses it."""
-        return self.uuids[self.local_rank % len(self.uuids)]
+        """The UUID of the one that the rank trains on, as `choose_gpu` chooses it."""
+        return [*self.gpus][self.local_rank % len(self.gpus)]
 
 
 class Devices(Record, frozen=True):

@@ -5,7 +5,7 @@ import json
 import pytest
 from commands import TINY, python
 
-from ddp_bench.bench.plan.buckets import PYTORCH_CAPS, assign_cap, sum_bucket_bytes
+from ddp_bench.bench.plan.buckets import PYTORCH_CAPS, fill_buckets
 from ddp_bench.bench.predict.calibration import load_calibration
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.models.registry import make_resnet_workload
@@ -55,7 +55,7 @@ def test_the_calibration_speaks_of_the_model_as_ddp_has_it(tuned):
     sizes = [p.num_bytes for p in found.parameters]
     cases = load_run(out).cases
     usual = (cases["bucket_cap_mb"] == "default") & (cases["gradient_as_bucket_view"] == False)  # noqa: E712
-    assert "/".join(map(str, sum_bucket_bytes(sizes, assign_cap(sizes, PYTORCH_CAPS)))) == (
+    assert str(fill_buckets(sizes, PYTORCH_CAPS)) == (
         cases.loc[usual & (cases["mode"] == "ddp"), "bucket_bytes"].item()
     ), "the reducer's order"
     ready = [p.ready_ms for p in found.parameters]

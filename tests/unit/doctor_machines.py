@@ -236,6 +236,7 @@ def changed(machine, **changes):
 
 BY_PCIE = {"P2PStatus": pynvml.NVML_P2P_STATUS_NOT_SUPPORTED}
 BUSY = SimpleNamespace(gpu=87)
+MPS = {"CUDA_MPS_PIPE_DIRECTORY": "/"}
 OTHERS = [SimpleNamespace(pid=4242, usedGpuMemory=12034 * 2**20)]
 
 
@@ -273,7 +274,10 @@ SITUATIONS = {
     "GPU use": [(h100_box, gpu(2, ComputeRunningProcesses=OTHERS, UtilizationRates=BUSY))],
     "GPU clocks": [(h100_box, *(gpu(5, CurrentClocksEventReasons=bits) for bits in (0x40, 0x4)))],
     "GPU power": [(h100_box, gpu(0, EnforcedPowerLimit=250000))],
-    "GPU compute mode": [(h100_box, *(gpu(3, ComputeMode=mode) for mode in (3, 2)))],
+    # 3 is NVML_COMPUTEMODE_EXCLUSIVE_PROCESS in nvml.h, 2 ..._PROHIBITED; an MPS server lets several in.
+    "GPU compute mode": [
+        (h100_box, *(gpu(3, ComputeMode=mode) | env(**mps) for mps in ({}, MPS) for mode in (3, 2)))
+    ],
     "GPU memory errors": [(h100_box, gpu(1, TotalEccErrors=3))],
     "GPU links": [(h100_box, {"gpus": [h100(0), h100(1)], "link": BY_PCIE})],
     "GPU affinity": [(h100_box, allowed(56))],

@@ -17,9 +17,13 @@ SINGLE, DP, DDP = case("single", 1, 100.0), case("dp", 2, 100.0), case("ddp", 2,
 CAP_1, CAP_25 = (case("ddp", 2, 160.0, bucket_cap_mb=cap) for cap in ("1", "25"))
 
 
+def pair(first, second):
+    return first["case_id"], second["case_id"]
+
+
 def over(first, second, low, high, *, num_rounds=20, margin=0.05):
     estimate = 1.0 if math.isnan(low) else math.sqrt(low * high)
-    return Comparison(first["case_id"], second["case_id"], Interval(estimate, low, high), margin, num_rounds)
+    return Comparison(*pair(first, second), Interval(estimate, low, high), margin, num_rounds)
 
 
 FAILED = {"status": "failed", "reason": "ValueError: late bug (net.py:6, in late)"}

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 from commands import ROOT
-from finding_cases import exposing, made_run, over
+from finding_cases import exposing, made_run, over, pair
 from made import block, case_of, made_manifest
 from recorded_pages import compiled
 from report_runs import case, drawn, measured, run
@@ -130,10 +130,6 @@ SIZES = (16, 32, 64)
 SINGLES = [sized(size, "single", 1, 100.0) for size in SIZES]
 DDPS = [sized(size, "ddp", 2, rate) for size, rate in zip(SIZES, (150.0, 190.0, 196.0), strict=True)]
 OUT = {"status": "oom", "reason": "CUDA out of memory"}
-
-
-def pair(first, second):
-    return first["case_id"], second["case_id"]
 
 
 def read(rows):

@@ -10,7 +10,7 @@ from made import case_of
 
 from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.machine.manifest import Manifest
-from ddp_bench.bench.plan.buckets import BucketLayout, assign_cap, sum_bucket_bytes
+from ddp_bench.bench.plan.buckets import fill_buckets
 from ddp_bench.bench.predict.allreduce import CostCurve, make_curve
 from ddp_bench.bench.predict.from_pass import calibrate_run, compute_slowdowns
 from ddp_bench.bench.predict.from_rate import ERROR_PCT, OVERLAP_SLOWDOWN
@@ -63,12 +63,11 @@ def known_run(tmp_path):
     cases, blocks = [], []
     for cap in ("default", "1000"):
         case = case_of(arch="net", image_size=32, batch_per_device=8, backend="gloo", bucket_cap_mb=cap)
-        layout = assign_cap(SIZES, cap)
-        sizes = sum_bucket_bytes(SIZES, layout)
+        layout = fill_buckets(SIZES, cap)
         first = _first_round(layout)
         for r in (1, 2, 3):
             pace = 1.1 ** (r - 1)
-            comm = sum(CURVE(size) for size in sizes)
+            comm = sum(CURVE(size) for size in layout.num_bytes)
             found = {"timed": first * pace, "no_sync": COMPUTE.total_ms * pace, "comm": comm * pace}
             blocks += [_block(case, r, phase, ms) for phase, ms in found.items()]
             if cap == "default":
@@ -76,7 +75,7 @@ def known_run(tmp_path):
         cases.append(
             {
                 **case.to_row(), "case_id": case.case_id, "status": "ok", "num_nodes": 1,
-                "num_buckets": len(sizes), "bucket_bytes": str(BucketLayout(sizes)),
+                "num_buckets": len(layout.num_bytes), "bucket_bytes": str(layout),
                 "device_name": "CPU core", "global_batch": case.global_batch, "images_per_s": 16_000 / first,
             }
         )  # fmt: skip
@@ -92,7 +91,7 @@ def known_run(tmp_path):
 
 def _first_round(layout):
     how = {"slowdown": SLOW, "copy_ms": COPY_MS, "residual_ms": RESIDUAL_MS}
-    return simulate_ms(SIZES, READY_MS, layout, CURVE, COMPUTE, **how)
+    return simulate_ms(READY_MS, layout, CURVE, COMPUTE, **how)
 
 
 def _block(case, r, phase, ms, detail=None):

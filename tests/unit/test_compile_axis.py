@@ -3,7 +3,7 @@
 from itertools import product
 
 import pytest
-from finding_cases import made_run, over
+from finding_cases import made_run, over, pair
 from made import block
 from recorded_pages import compiled
 from report_runs import case, run
@@ -147,10 +147,6 @@ SINGLE_C, DDP_C, WHOLE_C = (
 )
 ROWS = [SINGLE, DP, DDP, CAP_25, SINGLE_C, DDP_C, WHOLE_C]
 RESULTS = [CaseResult.from_row(row) for row in ROWS]
-
-
-def pair(first, second):
-    return first["case_id"], second["case_id"]
 
 
 def test_modes_are_compared_within_themselves_and_then_by_their_defaults():

@@ -81,18 +81,15 @@ TABLE = {
 }
 
 
-def with_change(path, value):
+def changed(path, value):
+    """The run with another value of a field."""
     other = copy.deepcopy(RUN)
     *parents, last = path.split(".")
     place = other
     for name in parents:
         place = place[int(name)] if isinstance(place, list) else place[name]
     place[int(last) if isinstance(place, list) else last] = value
-    return other
-
-
-def changed(path, value):
-    return made_manifest(**with_change(path, value))
+    return made_manifest(**other)
 
 
 SAME = made_manifest(**RUN)

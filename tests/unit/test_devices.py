@@ -33,8 +33,7 @@ from ddp_bench.bench.worker.facts import Devices, Inspected, SeenGpus
 
 
 def saw(host, rank, *uuids):
-    facts = tuple(Gpu(uuid=uuid, name="A") for uuid in uuids)
-    return SeenGpus(host=host, local_rank=rank, uuids=uuids, facts=facts)
+    return SeenGpus(host=host, local_rank=rank, gpus={uuid: Gpu(uuid=uuid, name="A") for uuid in uuids})
 
 
 def launched(*seen, per_node=None):

@@ -109,16 +109,6 @@ def test_lists_and_ranges_of_cores_and_spans():
     assert (format_range([41.2, 40.6]), format_range([40, 47]), format_range([])) == ("41", "40-47", "?")
 
 
-@pytest.mark.parametrize(("mode", "status"), [(0, "ok"), (2, "bad"), (3, "caution")])
-def test_gpus_that_take_no_second_process(mode, status, tmp_path):
-    """2 is NVML_COMPUTEMODE_PROHIBITED in nvml.h, 3 NVML_COMPUTEMODE_EXCLUSIVE_PROCESS."""
-    machine = changed(h100_box(), **gpu(3, ComputeMode=mode))
-    answer = found_in(machine, tmp_path)["GPU compute mode"]
-    assert (answer.status, answer.advice) == (status, "sudo nvidia-smi -c DEFAULT" * (mode != 0))
-    shared = changed(machine, env={"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})
-    assert found_in(shared, tmp_path)["GPU compute mode"].status == ("bad" if mode == 2 else "ok")
-
-
 @pytest.mark.parametrize(
     ("free", "status"), [(64 * MIB, "caution"), (146 * MIB, "caution"), (147 * MIB, "ok")]
 )

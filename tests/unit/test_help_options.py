@@ -59,18 +59,8 @@ VALUES = {
 }  # fmt: skip
 """A value of each option whose metavar does not tell one."""
 
-BY_METAVAR = {
-    "N": "2",
-    "N,…": "2",
-    "N,N": "2",
-    "K": "2",
-    "K,…": "2",
-    "M,…": "2",
-    "R": "2",
-    "DIR": "new",
-    "FILE": "new",
-    "NAME=VALUE": "A=1",
-}
+BY_METAVAR = {"DIR": "new", "FILE": "new", "NAME=VALUE": "A=1"}
+BY_METAVAR |= dict.fromkeys(("N", "N,…", "N,N", "K", "K,…", "M,…", "R"), "2")
 
 
 def offered(name):

@@ -13,7 +13,7 @@ from ddp_bench.bench.machine.manifest import Git, WorkloadCode
 from ddp_bench.bench.machine.provenance import describe_package_commit, describe_workload_code
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def modules(monkeypatch):
     """Modules and path as they were, whatever a test imports."""
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -30,7 +30,6 @@ def code_of(spec, root):
     return describe_workload_code(spec)
 
 
-@pytest.mark.usefixtures("modules")
 def test_a_workload_is_told_by_repository_commit_and_content(tmp_path):
     top = tmp_path / "my.net"
     files = {"src/net_k/__init__.py": "from net_k import part", "src/net_k/part.py": "A = 1", "other.py": ""}
@@ -57,7 +56,6 @@ def test_a_workload_is_told_by_repository_commit_and_content(tmp_path):
     assert changed.code_sha256 != code.code_sha256
 
 
-@pytest.mark.usefixtures("modules")
 def test_the_same_code_has_the_same_hash_in_another_worktree(tmp_path):
     """What the other one loads of the first is told with it."""
     top, place = tmp_path / "mynet", tmp_path / "checkout"
@@ -77,14 +75,12 @@ def test_the_same_code_has_the_same_hash_in_another_worktree(tmp_path):
     assert first.repository == "mynet"
 
 
-@pytest.mark.usefixtures("modules")
 def test_a_file_that_no_commit_has_is_no_clean_state(tmp_path):
     commit(tmp_path / "mynet", {"a": ""})
     (tmp_path / "mynet" / "net_m.py").write_text("")
     assert code_of("net_m:make", tmp_path / "mynet").dirty is True
 
 
-@pytest.mark.usefixtures("modules")
 @pytest.mark.parametrize("folder", ["elsewhere", "mynet/.venv/lib/site-packages", "mynet/ignored"])
 def test_a_workload_in_no_repository_has_its_content_alone(folder, tmp_path):
     """Nor is the commit told of a repository around the environment that it is installed in."""

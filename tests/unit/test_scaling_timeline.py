@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 from torchvision.models import resnet18
 
+from ddp_bench.bench.plan.buckets import BucketLayout
 from ddp_bench.bench.predict.timeline import Compute, Slowdown, simulate_ms
 from ddp_bench.bench.proof.stages import measure_layer_costs_ms, partition_layers
 from ddp_bench.models.resnet import ResNet20, list_resnet_layers
@@ -21,9 +22,8 @@ COMPUTE = Compute(before_ms=50.0, backward_ms=100.0, after_ms=10.0)
 def exposed_ms(buckets, compute=COMPUTE, **more):
     """Of buckets of one gradient each, of equal size: when it is ready, and its all-reduce alone."""
     ready, comm = zip(*buckets, strict=True) if buckets else ((), ())
-    layout, costs = [(i,) for i in range(len(ready))], iter(comm)
-    sizes = [4] * len(ready)
-    return simulate_ms(sizes, ready, layout, lambda _: next(costs), compute, **more) - compute.total_ms
+    layout, costs = BucketLayout((4,) * len(ready), tuple((i,) for i in range(len(ready)))), iter(comm)
+    return simulate_ms(ready, layout, lambda _: next(costs), compute, **more) - compute.total_ms
 
 
 BY_HAND = {
@@ -78,7 +78,8 @@ def test_a_step_by_hand(name):
 
 def test_copies_back_wait_for_the_backward_and_run_on_after_the_last_all_reduce():
     """The large bucket is done at 61; the end of the backward, 110, is followed by 9 ms for it, then 1."""
-    step_ms = simulate_ms([9, 1], [50.0, 100.0], ((0,), (1,)), {9: 2.0, 1: 0.5}.get, COMPUTE, copy_ms=10.0)
+    layout = BucketLayout((9, 1), ((0,), (1,)))
+    step_ms = simulate_ms([50.0, 100.0], layout, {9: 2.0, 1: 0.5}.get, COMPUTE, copy_ms=10.0)
     assert step_ms == pytest.approx(COMPUTE.total_ms + 10.0 + 10.0)
 
 
@@ -89,9 +90,10 @@ def test_what_compute_does_not_slow_ends_sooner():
     assert exposed_ms([(91, 12)], slowdown=Slowdown(comm=4.0)) == pytest.approx(12 - 9 / 4)
 
 
-def test_a_bucket_has_its_gradients_bytes_and_waits_for_the_last_of_them():
+def test_a_bucket_waits_for_the_last_of_them():
     """The first is ready at 5 and takes 30, the second at 90 and takes 40: 30 after the backward."""
-    step_ms = simulate_ms([100, 200, 400], [5.0, 3.0, 90.0], ((0, 1), (2,)), lambda sent: sent / 10, COMPUTE)
+    layout = BucketLayout((300, 400), ((0, 1), (2,)))
+    step_ms = simulate_ms([5.0, 3.0, 90.0], layout, lambda sent: sent / 10, COMPUTE)
     assert step_ms == pytest.approx(COMPUTE.total_ms + 30.0)
 
 

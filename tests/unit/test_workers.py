@@ -498,11 +498,8 @@ def test_what_a_rank_is_told_does_not_grow_with_the_cases_or_with_the_gpus_of_ot
     def begun(num_caps, num_others):
         caps = [*map(str, range(1, num_caps + 1))]
         settings = resolved(modes=["single", "ddp"], gpus=[2], bucket_cap_mb=caps)
-        gpus = (Gpu(uuid="GPU-0", name="A"),)
-        saw = [
-            SeenGpus(host=host, local_rank=0, uuids=("GPU-0",), facts=gpus)
-            for host in ("here", *"t" * num_others)
-        ]
+        gpus = {"GPU-0": Gpu(uuid="GPU-0", name="A")}
+        saw = [SeenGpus(host=host, local_rank=0, gpus=gpus) for host in ("here", *"t" * num_others)]
         machine = Machine(device_type="cpu", devices_per_node=2)
         plan = tuple(planned(settings))
         job = Job(settings=settings, machine=machine, plan=plan, inspected=LINE, seen=tuple(saw))
