@@ -11,6 +11,7 @@ from .buckets import PYTORCH_CAPS, Caps, parse_bucket_caps
 
 COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
 MP_POLICIES = ("none", "bf16")
+SCHEDULES = ("gpipe", "1f1b")
 DDP_OPTIMIZER = "ddp_optimizer"
 
 
@@ -104,7 +105,7 @@ class DdpSettings:
     comm_hook: str = _make_axis(
         "none",
         make_choice_parser(COMM_HOOKS),
-        "DDP: gradient compression: none, fp16, bf16, powersgd",
+        f"DDP: gradient compression: {', '.join(COMM_HOOKS)}",
         "HOOK,…",
         kind="training",
     )
@@ -160,8 +161,8 @@ class PipelineSettings:
 
     pipeline_schedule: str = _make_axis(
         "gpipe",
-        make_choice_parser(("gpipe", "1f1b")),
-        "pipeline: order of forwards and backwards: gpipe, 1f1b",
+        make_choice_parser(SCHEDULES),
+        f"pipeline: order of forwards and backwards: {', '.join(SCHEDULES)}",
         "NAME,…",
     )
     micro_batches: int = _make_axis(

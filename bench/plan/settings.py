@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
@@ -63,6 +63,14 @@ def _parse_ascending(text: str) -> tuple[int, ...]:
     return tuple(sorted(make_csv_parser(parse_positive_int)(text)))
 
 
+def _make_choice(default: str | None, names: Sequence[str], meaning: str) -> Any:
+    return make_option(default, make_choice_parser(names), meaning, "|".join(names))
+
+
+def _make_switch(meaning: str, *, default: bool | None = False) -> Any:
+    return make_option(default, parse_switch, meaning, "on|off")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """A run as asked for. None means "by device" or "by workload": see `ResolvedSettings`."""
@@ -73,7 +81,7 @@ class Settings:
     modes: tuple[str, ...] = make_option(
         ("dp", "ddp"),
         make_csv_parser(make_choice_parser(MODES)),
-        "besides single (one device): dp, ddp, replicate, fsdp, partition, pipeline (docs/forms.md)",
+        f"besides single (one device): {', '.join(MODES[1:])} (docs/forms.md)",
         "MODE,…",
     )
     gpus: tuple[int, ...] | None = make_option(
@@ -104,33 +112,19 @@ class Settings:
         "device|host|DIR",
     )
     data_workers: int = make_option(2, parse_whole_number, "loader processes per rank, with a folder", "N")
-    scaling: str = make_option(
-        "weak",
-        make_choice_parser(("weak", "strong")),
-        "what stays fixed: batch per device, or in all",
-        "weak|strong",
+    scaling: str = _make_choice("weak", ("weak", "strong"), "what stays fixed: batch per device, or in all")
+    precision: str | None = _make_choice(
+        None, PRECISIONS, "arithmetic (default: CPU fp32, GPU bf16 if it can)"
     )
-    precision: str | None = make_option(
-        None,
-        make_choice_parser(PRECISIONS),
-        "arithmetic (default: CPU fp32, GPU bf16 if it can)",
-        "|".join(PRECISIONS),
-    )
-    device: str = make_option(
-        "auto", make_choice_parser(("auto", "cpu", "cuda")), "where to train", "auto|cpu|cuda"
-    )
+    device: str = _make_choice("auto", ("auto", "cpu", "cuda"), "where to train")
     backend: str = make_option(
         "auto",
         make_choice_parser(("auto", "nccl", *NCCL_BACKENDS, "gloo")),
         "gradient process group; nccl2 and nccl-lazy take torch ≥ 2.14",
         "auto|nccl|gloo|…",
     )
-    numa_bind: bool = make_option(
-        True, parse_switch, "keep each rank on the CPU cores of its GPU's NUMA node", "on|off"
-    )
-    share_gpus: bool = make_option(
-        False, parse_switch, "more ranks than GPUs: shows that it works, not speed", "on|off"
-    )
+    numa_bind: bool = _make_switch("keep each rank on the CPU cores of its GPU's NUMA node", default=True)
+    share_gpus: bool = _make_switch("more ranks than GPUs: shows that it works, not speed")
     rounds: int | None = make_option(
         None, parse_positive_int, "measure each case N times (default: enough to compare, or as fit)", "N"
     )
@@ -151,11 +145,8 @@ class Settings:
         f"(default: CPU {MAX_TIME_S['cpu']:g}s, GPU {MAX_TIME_S['cuda'] / 60:g}m)",
         "10m",
     )
-    race: bool = make_option(
-        False,
-        parse_switch,
-        f"drop the slowest cases one after another: more rounds for the others, in {RACE_S:g}s",
-        "on|off",
+    race: bool = _make_switch(
+        f"drop the slowest cases one after another: more rounds for the others, in {RACE_S:g}s"
     )
     case_timeout: float | None = make_option(
         None, parse_duration_s, "give up a case that hangs this long (default: 20 times the usual)", "60s"
@@ -163,30 +154,25 @@ class Settings:
     steps: int | None = make_option(
         None, parse_positive_int, "steps per block (default: CPU 1, GPU as many as take 1 s)", "N"
     )
-    trace: bool = make_option(False, parse_switch, "keep a Chrome trace per case and rank", "on|off")
-    telemetry: bool = make_option(
-        True, parse_switch, "sample clocks, power and temperature of the GPUs in timed blocks", "on|off"
+    trace: bool = _make_switch("keep a Chrome trace per case and rank")
+    telemetry: bool = _make_switch(
+        "sample clocks, power and temperature of the GPUs in timed blocks", default=True
     )
-    allreduce_curve: bool = make_option(
-        False, parse_switch, "also time the all-reduce by itself over message sizes", "on|off"
-    )
-    calibrate: bool | None = make_option(
-        None,
-        parse_switch,
+    allreduce_curve: bool = _make_switch("also time the all-reduce by itself over message sizes")
+    calibrate: bool | None = _make_switch(
         "also measure what predictions and tuning need: calibration.json (default: of DDP on one GPU alone)",
-        "on|off",
+        default=None,
     )
     passes: tuple[str, ...] = make_option(
         PASSES,
         make_csv_parser(make_choice_parser((*PASSES, "none"))),
-        "what to measure besides throughput: no_sync, comm, anatomy, trace, or none",
+        f"what to measure besides throughput: {', '.join(PASSES)}, or none",
         "PASS,…",
     )
-    sweep: str = make_option(
+    sweep: str = _make_choice(
         "grid",
-        make_choice_parser(("grid", "star")),
+        ("grid", "star"),
         "DDP settings: every combination, or one varied at a time from the first of each",
-        "grid|star",
     )
     seed: int = make_option(0, parse_whole_number, "seed of weights, batches and order", "N")
     name: str = make_option("run", str, "label in the results folder's name", "NAME")
