@@ -21,7 +21,7 @@ class SeenGpus(Record, frozen=True):
     host: str
     local_rank: int
     gpus: dict[str, Gpu]
-    """What NVML says of each, by the UUID that torch tells, in the order of CUDA's indices."""
+    """Facts of each from NVML, by the UUID that torch tells, in the order of CUDA's indices."""
 
     @property
     def own(self) -> str:

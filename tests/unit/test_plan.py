@@ -90,6 +90,13 @@ def test_pipelines_take_the_backend_that_torch_asks_for():
     assert {p.case.backend for p in make(gpus, **how, backend="gloo")[1:]} == {"gloo"}
 
 
+UNUSED = {"modes": "ddp", "gpus": "2", "bucket_cap_mb": "1", "sweep": "star"}
+UNUSED |= {"skip_all_reduce_unused_params": "off,on"}
+POWERSGD = {"modes": "ddp", "gpus": "2", "comm_hook": "powersgd", "bucket_cap_mb": "100"}
+LOOKING = {"find_unused_parameters": "on"}
+GRAPHS = {"modes": "ddp", "gpus": "2", "compile": "reduce-overhead"}
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
@@ -100,10 +107,25 @@ def test_pipelines_take_the_backend_that_torch_asks_for():
         ({"modes": "fsdp", "gpus": "2", "compile": "default"}, "uncompiled"),
         ({"modes": "replicate", "gpus": "2", "mp_policy": "bf16"}, "--precision bf16 compares it"),
         ({"modes": "ddp", "gpus": "2", "sync_batchnorm": "on"}, "SyncBatchNorm needs GPUs"),
+        # Unused parameters are left out only where DDP looks for them.
+        (UNUSED, "--find-unused-parameters on"),
+        *((UNUSED | {way: "on"}, "None") for way in ("find_unused_parameters", "static_graph")),
+        # It would hang: torch sends which are unused between the hook's own all-reduces.
+        (POWERSGD | LOOKING, "--find-unused-parameters off measures it"),
+        *((POWERSGD | more, "None") for more in ({}, LOOKING | {"gpus": "1"})),
+        (POWERSGD | LOOKING | {"machine": EIGHT_GPUS, "backend": "nccl"}, "None"),
+        # What torch.compile breaks.
+        (GRAPHS | {"modes": "dp"}, "cannot replicate"),
+        (GRAPHS | {"bucket_cap_mb": "0.25"}, "1 MiB"),
+        *((GRAPHS | {"bucket_cap_mb": caps}, "None") for caps in ("default", "1/0.25")),
+        (GRAPHS | {"bucket_cap_mb": "default", "accumulate": "2"}, "micro-batches"),
+        (GRAPHS | {"bucket_cap_mb": "default", "accumulate": "2", "compile": "default"}, "None"),
     ],
 )
-def test_what_a_form_cannot_do_is_skipped(settings, reason):
-    assert reason in str(make(**settings)[-1].skip_reason)
+def test_what_a_form_or_setting_cannot_do_is_skipped(settings, reason):
+    plan = make(**settings)
+    assert plan[0].skip_reason is None
+    assert reason in str(plan[-1].skip_reason)
 
 
 def test_weak_scaling_fixes_the_batch_per_device_strong_the_global_one_and_accumulation_multiplies_it():
@@ -179,54 +201,9 @@ def test_a_ddp_setting_that_came_later_leaves_the_ids_of_its_default_alone():
 def test_settings_name_the_passes_that_would_measure_them_wrongly():
     *_, plain = make(gpus=(2,), modes=("ddp",), bucket_cap_mb=("1",))
     assert plain.case.unmeasured == set()
-    changed = {"zero_optimizer": True, "comm_hook": "powersgd"}
-    found = {name: replace(plain.case, **{name: value}).unmeasured for name, value in changed.items()}
-    assert found["comm_hook"] == {"comm"}
-    assert found["zero_optimizer"] == {"comm", "calibration"}
-
-
-def test_unused_parameters_are_left_out_only_where_ddp_looks_for_them():
-    """A star that looks for them from the first value on measures it."""
-    wanted = {"gpus": (2,), "modes": ("ddp",), "bucket_cap_mb": ("1",), "sweep": "star"}
-    wanted |= {"skip_all_reduce_unused_params": (False, True)}
-    *_, plain = make(**wanted)
-    *_, looked_for = make(**wanted, find_unused_parameters=(True,))
-    *_, static = make(**wanted, static_graph=(True,))
-    assert "--find-unused-parameters on" in str(plain.skip_reason)
-    assert looked_for.skip_reason is static.skip_reason is None
-    assert looked_for.case.skip_all_reduce_unused_params
-    assert "comm" in looked_for.case.unmeasured
-
-
-def test_powersgd_over_gloo_does_not_look_for_unused_parameters():
-    """It would hang: torch sends which are unused between the hook's own all-reduces."""
-    asked = {"gpus": "1,2", "modes": "ddp", "comm_hook": "powersgd", "bucket_cap_mb": "100"}
-    found = {}
-    for backend, unused, machine in (
-        ("gloo", "on", CORES_2),
-        ("gloo", "off", CORES_2),
-        ("nccl", "on", EIGHT_GPUS),
-    ):
-        plan = make(machine, **asked, backend=backend, find_unused_parameters=unused)
-        found[backend, unused] = [p.skip_reason for p in plan if p.case.mode == "ddp"]
-    alone, several = found.pop(("gloo", "on"))
-    assert alone is None
-    assert "--find-unused-parameters off measures it" in several
-    assert {reason for reasons in found.values() for reason in reasons} == {None}
-
-
-def test_what_torch_compile_breaks_is_skipped():
-    plan = make(
-        gpus=(2,), compile="reduce-overhead", bucket_cap_mb=("default", "0.25", "1/0.25"), accumulate=(1, 2)
-    )
-    by_name = {(p.case.mode, p.case.bucket_cap_mb, p.case.accumulate): p.skip_reason for p in plan[1:]}
-    assert "cannot replicate" in str(by_name["dp", "default", 1])
-    assert by_name["ddp", "default", 1] is by_name["ddp", "1/0.25", 1] is None
-    assert "1 MiB" in str(by_name["ddp", "0.25", 1])
-    assert "micro-batches" in str(by_name["ddp", "default", 2])
-    assert plan[0].skip_reason is None
-    without_graphs = make(gpus=(2,), compile="default", modes=("ddp",), accumulate=(2,))
-    assert [p.skip_reason for p in without_graphs if cap_of(p.case) != "1"] == [None] * 4
+    assert replace(plain.case, comm_hook="powersgd").unmeasured == {"comm"}
+    for name in ("zero_optimizer", "skip_all_reduce_unused_params"):
+        assert replace(plain.case, **{name: True}).unmeasured == {"comm", "calibration"}
 
 
 def test_rounds_are_permutations_and_differ():

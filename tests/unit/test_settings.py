@@ -98,65 +98,60 @@ H200, V100, GTX = (
 )
 
 
-def test_a_cpu_core_trains_resnet_18_in_fp32_as_pytorch_does_by_itself():
-    found = defaults(gpus=2)
-    assert (found.arch, found.batch_size, found.backend, found.gpus) == ("resnet18", (16,), "gloo", (1, 2))
-    assert (found.precision, found.steps, found.margin, found.least_block_s) == ("fp32", 1, 0.05, 0)
-    assert {name: found.axes[name] for name in STEP_DEFAULTS} == {n: (v,) for n, v in STEP_DEFAULTS.items()}
-    fixed = fill_device_defaults(Settings(rounds=3), device_type="cpu", num_local_devices=1)
-    assert fixed.max_time is None, "a number of rounds is not cut short by a time nobody gave"
+def switched(*axes):
+    return {name: (value,) for name, value in zip(STEP_DEFAULTS, axes, strict=True)}
 
 
-def test_a_gpu_trains_as_an_engineer_does_today():
-    found = defaults(gpu=H200)
-    assert (found.arch, found.batch_size, found.backend) == ("resnet50", (256,), "nccl")
-    assert found.gpus == (1, 2, 4, 6), "all six, beside the powers of two"
-    assert (found.precision, found.margin) == ("bf16", 0.01)
-    assert [found.axes[name] for name in STEP_DEFAULTS] == [(True,), (True,), (False,), ("off",)]
-
-
-@pytest.mark.parametrize(("gpu", "precision", "batch_size"), [(V100, "fp16", 64), (GTX, "fp32", 32)])
-def test_an_older_gpu_takes_what_it_has(gpu, precision, batch_size):
-    found = defaults(gpu=gpu)
-    assert (found.precision, found.batch_size) == (precision, (batch_size,))
-    assert found.get_first("fused_optimizer") == (precision != "fp16"), (
-        "an overflow leaves its momentum unset"
-    )
-
-
-def test_what_the_user_says_goes_before_the_device():
-    found = defaults(
-        gpu=H200, precision="fp32", batch_size=(8,), channels_last=(False,), fused_optimizer=(False,)
-    )
-    assert (found.precision, found.get_first("channels_last"), found.batch_size) == ("fp32", False, (8,))
-    assert not found.get_first("fused_optimizer")
-
-
-def test_the_default_batch_of_strong_scaling_divides_over_every_count():
-    found = defaults(gpu=H200, scaling="strong")
-    assert found.batch_size == (264,), "the next multiple of 12 after 256"
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        # A CPU core trains as PyTorch does by itself.
+        (
+            {"gpus": 2},
+            {"arch": "resnet18", "batch_size": (16,), "backend": "gloo", "gpus": (1, 2), "precision": "fp32"}
+            | {"steps": 1, "margin": 0.05, "least_block_s": 0, **switched(*STEP_DEFAULTS.values())},
+        ),
+        # A GPU as an engineer does today, on all six, beside the powers of two.
+        (
+            {"gpu": H200},
+            {"arch": "resnet50", "batch_size": (256,), "backend": "nccl", "gpus": (1, 2, 4, 6)}
+            | {"precision": "bf16", "margin": 0.01, **switched(True, True, False, "off")},
+        ),
+        # An older one takes what it has; an overflow of fp16 leaves a fused optimizer's momentum unset.
+        ({"gpu": V100}, {"precision": "fp16", "batch_size": (64,), "fused_optimizer": (False,)}),
+        ({"gpu": GTX}, {"precision": "fp32", "batch_size": (32,), "fused_optimizer": (True,)}),
+        # What the user says goes before the device.
+        *(
+            ({"gpu": H200, name: value}, {name: value})
+            for name, value in {"precision": "fp32", "batch_size": (8,), "channels_last": (False,)}.items()
+        ),
+        ({"gpu": H200, "fused_optimizer": (False,)}, {"fused_optimizer": (False,)}),
+        # The default batch of strong scaling divides over every count: the next multiple of 12 after 256.
+        ({"gpu": H200, "scaling": "strong"}, {"batch_size": (264,)}),
+        # A number of rounds is not cut short by a time that nobody gave.
+        ({"rounds": 3}, {"max_time": None}),
+    ],
+)
+def test_defaults_follow_from_the_device(asked, expected):
+    found = defaults(**asked)
+    assert {name: found.axes.get(name) or getattr(found, name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(
     ("asked", "step_s", "steps"),
-    [({}, 0.05, 20), ({}, 0.3, 4), ({}, 3.0, 1), ({"steps": 7}, 0.05, 7), ({"steps": 7}, 3.0, 7)],
-)
-def test_a_block_on_a_gpu_takes_a_second_unless_steps_are_given(asked, step_s, steps):
-    assert defaults(gpu=H200, **asked).count_steps_per_block(step_s) == steps
-
-
-@pytest.mark.parametrize(
-    ("asked", "steps"),
     [
-        ({"data": "images", "data_workers": 3}, 3),
-        ({"data": "images", "data_workers": 3, "steps": 4}, 6),
-        ({"data": "images", "data_workers": 0}, 1),
-        ({"data": "host", "data_workers": 3}, 1),
+        # On a GPU a block takes a second unless steps are given.
+        *(({"gpu": H200}, step_s, steps) for step_s, steps in ((0.05, 20), (0.3, 4), (3.0, 1))),
+        *(({"gpu": H200, "steps": 7}, step_s, 7) for step_s in (0.05, 3.0)),
+        # Each loader process gives as many batches: those of all may come at one moment, then none for long.
+        ({"data": "images", "data_workers": 3}, 0.1, 3),
+        ({"data": "images", "data_workers": 3, "steps": 4}, 0.1, 6),
+        ({"data": "images", "data_workers": 0}, 0.1, 1),
+        ({"data": "host", "data_workers": 3}, 0.1, 1),
     ],
 )
-def test_each_loader_process_gives_as_many_batches_of_a_block(asked, steps):
-    """Those of all processes may come at one moment, and then none for a while."""
-    assert defaults(**asked).count_steps_per_block(0.1) == steps
+def test_the_length_of_a_block(asked, step_s, steps):
+    assert defaults(**asked).count_steps_per_block(step_s) == steps
 
 
 def test_the_length_of_blocks_comes_back_for_a_resume():
