@@ -6,7 +6,7 @@ import math
 import stat
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +147,6 @@ def fill_device_defaults(
     )
     step = STEP_DEFAULTS | {"channels_last": gpu is not None, "fused_optimizer": fused}
     usual_s = RACE_S if settings.race else MAX_TIME_S[device_type]
-    asked = {f.name: getattr(settings, f.name) for f in fields(settings)}
     decided = {
         "precision": precision,
         "margin": settings.margin or MARGINS[device_type],
@@ -164,7 +163,7 @@ def fill_device_defaults(
     }
     if settings.least_block_s is None:
         decided["least_block_s"] = 0.0 if on_cpu or settings.steps else MIN_BLOCK_S
-    return ResolvedSettings(**asked | decided)
+    return ResolvedSettings(**vars(settings) | decided)
 
 
 def choose_image_size(arch: str, device_type: str) -> int:
