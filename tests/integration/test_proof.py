@@ -9,6 +9,7 @@ import torch
 from held import place_of
 from made import case_of
 from real_ranks import make_prover
+from selection import in_campaign
 from test_workloads import PROVEN
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -302,8 +303,8 @@ def proven(workload=None, mode="ddp", **settings):
 """
 
 
-FIRST_STEPS = [
-    {"precision": "bf16"},
+FIRST_STEPS = [{}, {"accumulate": 3}, {"mode": "dp"}, {"precision": "bf16"}, {"comm_hook": "fp16"}]
+MORE_FIRST_STEPS = [
     {"data": "device"},
     {"comm_hook": "powersgd"},
     {"gradient_as_bucket_view": True},
@@ -317,12 +318,13 @@ FIRST_STEPS = [
 ]
 
 
-@pytest.mark.campaign
-def test_the_first_steps_of_every_setting_are_those_of_plain_training(ranks):
-    """Beside those in which each way to take a step is proved."""
-    for *exact, rounded in ranks(f"{PREPARED}report([proven(**s) for s in {FIRST_STEPS!r}])"):
-        assert max(error for error in exact if error is not None) < 1e-3
-        assert 1e-5 < rounded < 0.1
+@pytest.mark.parametrize("settings", [FIRST_STEPS, *in_campaign(MORE_FIRST_STEPS)], ids=["usual", "every"])
+def test_the_first_steps_of_a_setting_are_those_of_plain_training(ranks, settings):
+    on_first, on_second = ranks(f"{PREPARED}report([proven(**s) for s in {settings!r}])")
+    *exact, rounded = on_first
+    assert max(exact) < 1e-3
+    assert 1e-5 < rounded < 0.1, "a hook is seen to round"
+    assert [one is None for one in on_second] == [s.get("mode") == "dp" for s in settings]
 
 
 def test_the_first_proof_runs_the_code_of_the_timed_step(ranks):
