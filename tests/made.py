@@ -15,7 +15,7 @@ from ddp_bench.bench.plan.case import Case
 from ddp_bench.bench.plan.resolve import fill_device_defaults
 from ddp_bench.bench.plan.settings import Settings
 from ddp_bench.bench.plan.sweep import Machine, expand_cases
-from ddp_bench.bench.results.aggregate import CaseOutcome, make_case_rows
+from ddp_bench.bench.results.aggregate import make_case_rows
 from ddp_bench.bench.results.block_rows import group_blocks
 from ddp_bench.bench.results.blocks import Block
 from ddp_bench.bench.results.case_result import read_case_results
@@ -94,13 +94,13 @@ def block_of_rows(rows: Sequence[dict[str, Any]]) -> Block:
 
 
 def write_tables(
-    writer: RunWriter, outcomes: Sequence[CaseOutcome], blocks: Sequence[dict[str, Any]]
+    writer: RunWriter, cases: Sequence[dict[str, Any]], blocks: Sequence[dict[str, Any]]
 ) -> None:
-    """The tables of a run that has ended so."""
+    """The tables of a run that has ended so; `cases` are rows without what follows from blocks."""
     times = RoundTimes.from_frame(make_frame(blocks, BLOCKS))
-    comparisons = compared(make_case_rows(outcomes, times), times)
+    comparisons = compared(make_case_rows(cases, times), times)
     write_blocks(writer.folder, blocks)
-    writer.replace("cases.csv", make_case_rows(outcomes, times, comparisons))
+    writer.replace("cases.csv", make_case_rows(cases, times, comparisons))
     writer.replace("comparisons.csv", make_frame([one.to_row() for one in comparisons], COMPARISONS))
 
 

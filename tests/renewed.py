@@ -13,7 +13,7 @@ from made import case_of
 from ddp_bench.bench.plan.buckets import BucketLayout
 from ddp_bench.bench.plan.case import Case
 from ddp_bench.bench.plan.sweep import Planned
-from ddp_bench.bench.results.aggregate import CaseOutcome, make_bucket_rows, make_case_rows
+from ddp_bench.bench.results.aggregate import describe_planned_case, make_bucket_rows, make_case_rows
 from ddp_bench.bench.results.archive import encode_archive, is_archive, publish_members, read_archive
 from ddp_bench.bench.results.case_columns import CASES, IDENTITY
 from ddp_bench.bench.results.case_result import read_case_results
@@ -45,7 +45,8 @@ def renewed(run):
         vars(case)["case_id"] = row["case_id"]  # its name in the blocks, whatever names cases today
         planned = Planned(case=case, num_nodes=result.num_nodes, oversubscribed=result.oversubscribed)
         known = {name: row[name] for name in facts if not pd.isna(row[name])}
-        outcomes.append(CaseOutcome(planned, result.status, result.reason, known))
+        known |= {"status": result.status, "reason": result.reason}
+        outcomes.append(describe_planned_case(planned, **known))
         if layout := BucketLayout.from_cell(result.bucket_bytes):
             layouts[result.case_id] = layout
     times = RoundTimes.from_frame(run.blocks)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,16 +22,6 @@ from .comparisons import UNIT_RATIO, Comparison, compute_speedup_over_default
 from .formula import SINGLE
 from .journal import Curve
 from .round_times import ByRound, CaseTimes, RoundTimes
-
-
-@dataclass(frozen=True)
-class CaseOutcome:
-    """The outcome of a planned case, beside its blocks; `facts` are columns of cases.csv."""
-
-    planned: Planned
-    status: str = "ok"
-    reason: str = ""
-    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def compute_images_per_s(times: RoundTimes, cases: Iterable[CaseResult | Case]) -> dict[str, ByRound]:
@@ -71,19 +59,18 @@ def estimate_cases(cases: Iterable[CaseResult], typical: FittedSteps) -> dict[st
 
 
 def make_case_rows(
-    outcomes: Sequence[CaseOutcome],
+    planned: Iterable[Mapping[str, Any]],
     times: RoundTimes,
     comparisons: Sequence[Comparison] = (),
     *,
-    run: Mapping[str, Any] = MappingProxyType({}),
     typical: FittedSteps | None = None,
 ) -> pd.DataFrame:
     """cases.csv: one row per planned case, measured or not.
 
-    `run` are columns that are the same for every case; `typical` is the fit of the blocks, if already known.
+    `planned` has the row of each before it is measured; `typical` is the fit of the blocks, if already known.
     """
     typical = typical or times.fit_steps()
-    rows = [{**describe_planned_case(outcome), **run} for outcome in outcomes]
+    rows = [dict(row) for row in planned]
     cases = add_singles(map(CaseResult.from_row, rows))
     vs_default = compute_speedup_over_default(comparisons, cases)
     for case, row in zip(cases, rows, strict=True):
@@ -164,9 +151,9 @@ def make_allreduce_rows(curves: Iterable[Curve]) -> pd.DataFrame:
     return make_frame(rows, ALLREDUCE)
 
 
-def describe_planned_case(outcome: CaseOutcome) -> dict[str, Any]:
-    """Return the row of cases.csv of a case before it is measured."""
-    planned, case = outcome.planned, outcome.planned.case
+def describe_planned_case(planned: Planned, **facts: Any) -> dict[str, Any]:
+    """Return the row of cases.csv of a case before it is measured; `facts` are further columns."""
+    case = planned.case
     row = {
         **case.to_row(),
         "case_id": case.case_id,
@@ -174,9 +161,8 @@ def describe_planned_case(outcome: CaseOutcome) -> dict[str, Any]:
         "global_batch": case.global_batch,
         "num_nodes": planned.num_nodes,
         "oversubscribed": planned.oversubscribed,
-        "status": outcome.status,
-        "reason": outcome.reason,
-        **outcome.facts,
+        "status": "ok",
+        **facts,
     }
     caps = parse_caps_mib(case.bucket_cap_mb)
     row["cap_mib"] = caps[0] if case.mode == "ddp" and len(caps) == 1 else None

@@ -27,6 +27,7 @@ from .blocks import Block, Milliseconds
 from .case_columns import CASES
 from .columns import STATUSES
 from .disk import append, open_binary, open_regular
+from .round_times import RoundTimes
 
 JOURNAL = "journal.jsonl"
 
@@ -115,6 +116,9 @@ Event: TypeAlias = Plan | Attempt | UnderWay | Settled | Retry | Layout | Block 
 
 _DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
+_DAMAGE = (msgspec.ValidationError, RecursionError, TypeError, ValueError, KeyError, ArithmeticError)
+"""Errors of a line that no run writes."""
+
 
 class Completion(StrEnum):
     """Why a run ended by itself; without a failed case it has nothing left to do then."""
@@ -129,7 +133,7 @@ class Completion(StrEnum):
 
 @dataclass
 class State:
-    """The state of a run, as its log tells it, without the times of its blocks."""
+    """The state of a run, as its log tells it."""
 
     version: int = VERSION
     plan: list[Planned] = field(default_factory=list)
@@ -137,6 +141,8 @@ class State:
     layouts: dict[str, BucketLayout] = field(default_factory=dict)
     curves: dict[tuple[int, str], Curve] = field(default_factory=dict)
     """The all-reduce curves that are done, by rank count and backend."""
+    times: RoundTimes = field(default_factory=RoundTimes, compare=False)
+    """Its blocks as numbers."""
     num_blocks: int = 0
     table_bytes: int = 0
     """Size of blocks.csv, made of these blocks, at most."""
@@ -158,6 +164,7 @@ class State:
         """Go on by one line. Raises ValueError for what no run writes."""
         match event:
             case Block():
+                self.times.add(event)
                 self.num_blocks += 1
                 self.table_bytes += event.table_bytes
             case Plan():
@@ -256,7 +263,7 @@ def _read_state(path: Path) -> tuple[State, int]:
     for number, (event, behind) in enumerate(_read_events(path), start=1):
         try:
             state.apply_event(event)
-        except ValueError as error:
+        except _DAMAGE as error:
             raise _make_damage_error(path, number, error) from None
         end = behind
     if state.version != VERSION:
@@ -278,7 +285,7 @@ def _read_events(path: Path) -> Iterator[tuple[Event, int]]:
             except json.JSONDecodeError as error:
                 cut = cut or _make_damage_error(path, number, error)
                 continue
-            except (msgspec.ValidationError, RecursionError, TypeError, ValueError, ArithmeticError) as error:
+            except _DAMAGE as error:
                 raise _make_damage_error(path, number, error) from None
             if cut is not None:
                 raise cut

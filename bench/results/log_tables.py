@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import pandas as pd
 
 from ..machine.manifest import Manifest
 from ..plan.settings import IMAGES, PARAMETER_PRECISIONS
 from ..stats.fit import FittedSteps
-from .aggregate import (
-    CaseOutcome,
-    describe_planned_case,
-    make_allreduce_rows,
-    make_bucket_rows,
-    make_case_rows,
-)
+from .aggregate import describe_planned_case, make_allreduce_rows, make_bucket_rows, make_case_rows
 from .blocks import Block
 from .case_result import CaseResult
 from .columns import BY_PLAN, COMPARISONS, NOT_REACHED, make_frame
 from .comparisons import Comparison, compare_pairs, list_pairs
 from .journal import Settled, State
-from .round_times import RoundTimes
 from .run_folder import RunWriter
 
 NOT_REACHED_REASON = "not measured: the run ended before this case's first block"
@@ -36,17 +30,20 @@ class LogTables:
 
     manifest: Manifest
     state: State
-    times: RoundTimes
+    pairs: Sequence[tuple[str, str]] | None = None
+    """Cases to compare, where they are others than `list_pairs` would have."""
 
-    def list_pairs(self) -> list[tuple[str, str]]:
+    def list_pairs(self) -> Sequence[tuple[str, str]]:
         """List the pairs to compare; a case whose bucket layout another has stands for nothing."""
+        if self.pairs is not None:
+            return self.pairs
         skipped = {index for index, known in self.state.settled.items() if known.status == "skipped"}
         plan = [p for i, p in enumerate(self.state.plan) if p.skip_reason is None and i not in skipped]
-        return list_pairs(CaseResult.from_row(describe_planned_case(CaseOutcome(p))) for p in plan)
+        return list_pairs(CaseResult.from_row(describe_planned_case(p)) for p in plan)
 
     @cached_property
     def _typical(self) -> FittedSteps:
-        return self.times.fit_steps()
+        return self.state.times.fit_steps()
 
     @cached_property
     def comparisons(self) -> list[Comparison]:
@@ -57,6 +54,11 @@ class LogTables:
     @cached_property
     def cases(self) -> pd.DataFrame:
         """cases.csv."""
+        rows = self._describe_cases()
+        return make_case_rows(rows, self.state.times, self.comparisons, typical=self._typical)
+
+    def _describe_cases(self) -> Iterator[dict[str, Any]]:
+        """Yield what is known of each case beside its blocks."""
         run = {
             "run_id": self.manifest.run_id,
             "started_at": self.manifest.created_utc,
@@ -65,29 +67,21 @@ class LogTables:
         own = PARAMETER_PRECISIONS.get(self.manifest.model.dtype or "")
         if own and self.manifest.settings.precision in ("fp32", "tf32"):
             run["precision"] = own
-        return make_case_rows(
-            self._collect_outcomes(), self.times, self.comparisons, run=run, typical=self._typical
-        )
-
-    def _collect_outcomes(self) -> list[CaseOutcome]:
-        measured = self.times.collect_step_ms("timed").keys()
-        found = []
+        measured = self.state.times.collect_step_ms("timed")
         for index, planned in enumerate(self.state.plan):
             known = self.state.settled.get(index) or Settled(index=index, status="ok")
+            told = {**known.facts, "status": known.status, "reason": known.reason}
             if planned.skip_reason:
-                found.append(CaseOutcome(planned, "skipped", planned.skip_reason, {"reason_code": BY_PLAN}))
+                told = {"status": "skipped", "reason": planned.skip_reason, "reason_code": BY_PLAN}
             elif known.status == "ok" and planned.case.case_id not in measured:
-                not_reached = {**known.facts, "reason_code": NOT_REACHED}
-                found.append(CaseOutcome(planned, "skipped", NOT_REACHED_REASON, not_reached))
-            else:
-                found.append(CaseOutcome(planned, known.status, known.reason, known.facts))
-        return found
+                told |= {"status": "skipped", "reason": NOT_REACHED_REASON, "reason_code": NOT_REACHED}
+            yield describe_planned_case(planned, **told | run)
 
     def write(self, writer: RunWriter, blocks: Iterable[Block]) -> None:
         """Write all tables of a run with these blocks. Raises OSError."""
         unit = next((p.case.unit for p in self.state.plan), IMAGES)
         writer.write_blocks(blocks)
-        writer.replace("buckets.csv", make_bucket_rows(self.state.layouts, self.times))
+        writer.replace("buckets.csv", make_bucket_rows(self.state.layouts, self.state.times))
         writer.replace("allreduce.csv", make_allreduce_rows(self.state.curves.values()))
         writer.replace("comparisons.csv", make_frame((c.to_row(unit) for c in self.comparisons), COMPARISONS))
         writer.replace("cases.csv", self.cases)

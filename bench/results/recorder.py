@@ -15,7 +15,6 @@ from ..common.cli import format_command
 from ..common.errors import UsageError
 from ..common.process import hold_signals
 from ..plan.sweep import Planned, hash_plan
-from ..stats.fit import FITTED_PHASES
 from .aggregate import compute_rate_half_widths
 from .blocks import Block
 from .columns import make_storable
@@ -23,10 +22,8 @@ from .commands import write_resume_command
 from .disk import remove_unfinished
 from .journal import PLAN_CASES, VERSION, End, Event, Journal, Plan, Settled, UnderWay, read_blocks
 from .log_tables import LogTables
-from .round_times import RoundTimes
 from .run_folder import RUN_FILES, RunWriter
 from .store import read_manifest
-from .tables import report_read_errors
 
 BlockKey = tuple[str, str, int]
 """A block: case id, phase, round."""
@@ -42,13 +39,8 @@ class Recorder:
         self.folder = writer.folder
         self.journal = journal
         self.writer = writer
-        self.times = RoundTimes()
+        self.times = journal.state.times
         """All blocks so far."""
-        self.timed_s = 0.0
-        self._rounds_of: dict[int, tuple[float, float]] = {}
-        """Begin and end of the rounds of each launch of the workers, in seconds since the run began."""
-        self.elapsed_s = 0.0
-        """End of the last block, in seconds since the run began."""
         self.manifest = read_manifest(self.folder)
         """The manifest as it is on disk."""
         self.refresh()
@@ -73,21 +65,12 @@ class Recorder:
             remove_unfinished(folder, RUN_FILES)
         except OSError as error:
             raise UsageError(f"{folder} cannot be opened: {error.strerror}; free or restore it") from None
-        recorder = cls(RunWriter(folder), journal)
-        with report_read_errors(journal.path):
-            for block in read_blocks(folder):
-                recorder._add_block(block)
-        return recorder
+        return cls(RunWriter(folder), journal)
 
     @property
     def launch(self) -> int:
         """Number of the workers' launch that measures now; the blocks of each of their starts count alike."""
         return max(len(self.journal.state.attempts), 1)
-
-    @property
-    def rounds_s(self) -> float:
-        """Seconds of rounds: all launches of the workers, without their start-up."""
-        return sum(ended_s - begun_s for begun_s, ended_s in self._rounds_of.values())
 
     def list_measured(self) -> frozenset[BlockKey]:
         """Every block on disk, of every phase."""
@@ -131,19 +114,7 @@ class Recorder:
 
     def add_block(self, *what: Any) -> None:
         """Add a block of these workers; `what` as in `Block.from_times`."""
-        block = Block.from_times(self.launch, *what)
-        self.append_event(block)
-        self._add_block(block)
-
-    def _add_block(self, block: Block) -> None:
-        self.times.add(block)
-        longest_s = max(block.block_ms) / 1000
-        self.elapsed_s = max(self.elapsed_s, block.started_s + longest_s)
-        if block.phase != "warmup":
-            begun_s, _ = self._rounds_of.setdefault(block.launch, (block.started_s, 0.0))
-            self._rounds_of[block.launch] = begun_s, self.elapsed_s
-        if block.phase in FITTED_PHASES:
-            self.timed_s += longest_s
+        self.append_event(Block.from_times(self.launch, *what))
 
     def add_trace(self, case_id: str, rank: int, trace: bytes) -> None:
         """Add a gzipped Chrome trace of one rank; a later one of the same case replaces it."""
@@ -152,7 +123,7 @@ class Recorder:
 
     def refresh(self) -> None:
         """Have `tables` made anew when they are asked for next; nothing is written."""
-        self.tables = LogTables(self.manifest, self.journal.state, self.times)
+        self.tables = LogTables(self.manifest, self.journal.state)
 
     def write(self) -> pd.DataFrame:
         """Write all tables, made anew; the one of cases. Between rounds the log has all that they hold."""

@@ -10,7 +10,7 @@ import json
 import math
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -153,6 +153,12 @@ class RoundTimes:
 
     def __init__(self, blocks: Iterable[Block] = ()) -> None:
         self.cases: dict[str, CaseTimes] = {}
+        self.fitted_s = 0.0
+        """Seconds of blocks whose step times are compared."""
+        self.elapsed_s = 0.0
+        """End of the last block, in seconds since the run began."""
+        self._rounds_of: dict[int, tuple[float, float]] = {}
+        """Begin and end of the rounds of each launch of the workers, in seconds since the run began."""
         for block in blocks:
             self.add(block)
 
@@ -161,14 +167,20 @@ class RoundTimes:
         """From a loaded blocks.csv."""
         return cls(group_blocks(frame))
 
-    def add_passing(self, blocks: Iterable[Block]) -> Iterator[Block]:
-        """Pass blocks on, each after it was added: who writes them need not read them again."""
-        for block in blocks:
-            self.add(block)
-            yield block
-
     def add(self, block: Block) -> None:
         self.cases.setdefault(block.case_id, CaseTimes()).add(block)
+        longest_s = max(block.block_ms) / 1000
+        self.elapsed_s = max(self.elapsed_s, block.started_s + longest_s)
+        if block.phase != "warmup":
+            begun_s, _ = self._rounds_of.setdefault(block.launch, (block.started_s, 0.0))
+            self._rounds_of[block.launch] = begun_s, self.elapsed_s
+        if block.phase in FITTED_PHASES:
+            self.fitted_s += longest_s
+
+    @property
+    def rounds_s(self) -> float:
+        """Seconds of rounds: all launches of the workers, without their start-up."""
+        return sum(ended_s - begun_s for begun_s, ended_s in self._rounds_of.values())
 
     def get_case(self, case_id: str) -> CaseTimes:
         return self.cases.get(case_id) or CaseTimes()

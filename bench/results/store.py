@@ -153,9 +153,7 @@ def _load_from_log(folder: Path, manifest: Manifest, state: State) -> RunData:
     with report_read_errors(log), make_scratch_folder() as made:
         writer = RunWriter(made)
         writer.write_manifest(manifest)
-        times = RoundTimes()
-        # Blocks are written before what is made of their times.
-        LogTables(manifest, state, times).write(writer, times.add_passing(read_blocks(folder)))
+        LogTables(manifest, state).write(writer, read_blocks(folder))
         try:
             return replace(load_tables(made), resumable=True, from_log=True)
         except UsageError as error:

@@ -70,8 +70,8 @@ class CaseRunner:
         self.console = console
         self._earlier = recorder.list_measured()
         """Blocks of earlier attempts."""
-        self._started_s = time.perf_counter() - recorder.elapsed_s
-        self._rounds_before_s = recorder.rounds_s
+        self._started_s = time.perf_counter() - recorder.times.elapsed_s
+        self._rounds_before_s = recorder.times.rounds_s
         self._rounds_began_s: float | None = None
         self._stop_rule = StopRule(settings, recorder, self.get_measuring_s)
         self._schedule = Schedule(settings)

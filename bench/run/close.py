@@ -68,7 +68,7 @@ def close_run(
         stopped_because,
         startup_s=round(total_s - measuring_s, 2),
         total_s=round(total_s, 2),
-        timed_share_pct=round(100 * recorder.timed_s / max(measuring_s, recorder.timed_s), 1),
+        timed_share_pct=round(100 * recorder.times.fitted_s / max(measuring_s, recorder.times.fitted_s), 1),
     )
     if settings.calibrate and (missing := write_calibration(folder, list(parameters))):
         print_message(missing)
@@ -115,7 +115,7 @@ def close_broken_run(folder: Path, because: str) -> None:
         if not os.path.lexists(folder / JOURNAL) or read(folder).ended:
             return
         recorder = Recorder.reopen(folder)
-        _write_files(recorder, recorder.rounds_s, because)
+        _write_files(recorder, recorder.times.rounds_s, because)
         rates = recorder.tables.cases["images_per_s"]
         recorder.close(because)
         from ...report.build import write_page

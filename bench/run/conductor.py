@@ -105,7 +105,7 @@ class Conductor:
         if self._startup_s is None:
             self._startup_s = round(time.monotonic() - self._began_s, 2)
         # When the first case began, had all attempts followed without a break.
-        over_s = time.monotonic() - recorder.elapsed_s
+        over_s = time.monotonic() - recorder.times.elapsed_s
         rounds = Rounds(workers, job.settings, job.plan, begun, recorder, self._console)
         stopped_because = rounds.run()
         return close_run(

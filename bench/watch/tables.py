@@ -13,12 +13,12 @@ from ..machine.manifest import Manifest
 from ..plan.buckets import BucketLayout, parse_caps_mib
 from ..plan.case import Case
 from ..plan.sweep import Planned
-from ..results.aggregate import CaseOutcome, make_bucket_rows, make_case_rows
 from ..results.block_times import BlockTimes
 from ..results.blocks import Block
-from ..results.columns import ALLREDUCE, COMPARISONS, PROBES, make_frame
-from ..results.comparisons import compare_pairs
+from ..results.columns import PROBES
 from ..results.disk import replace_file
+from ..results.journal import Settled, State
+from ..results.log_tables import LogTables
 from ..results.round_times import WAIT_KEY, RoundTimes
 from ..results.run_folder import RunWriter
 from ..results.tables import encode_csv, format_csv_value
@@ -67,9 +67,7 @@ def write_tables(writer: RunWriter, planned: Planned, watched: Watched, manifest
     blocks = [*make_blocks(case_id, watched)]
     ids = {cap: case.case_id for cap, case in cases.items()}
     blocks += make_race_blocks(ids, turns, watched)
-    times = RoundTimes(blocks)
     sizes = next((one.syncs[-1].bytes for one in watched.joined[-1].values() if one.syncs), ())
-    layouts = {case_id: BucketLayout(sizes)} if sizes else {}
     facts: dict[str, Any] = {
         # What a batch of the user's holds is not known, nor its precision.
         "global_batch": 1,
@@ -80,25 +78,20 @@ def write_tables(writer: RunWriter, planned: Planned, watched: Watched, manifest
     here = manifest.environment
     names = [gpu.name for gpu in here.gpus or ()] if planned.case.device_type == "cuda" else [here.cpu_model]
     facts["device_name"] = next(iter(names), None)
-    run = {"run_id": manifest.run_id, "started_at": manifest.created_utc}
-    run["torch_version"] = manifest.versions.get("torch")
     text = "/".join(map(str, sizes))
     own: dict[str, Any] = {"num_buckets": len(sizes), "bucket_bytes": text} if sizes else {}
     own |= {"exposed_by": PROBES} if watched.probes else {}
     peaks = [process.end.peak_bytes / 2**20 for process in watched.ranks.values() if process.end.peak_bytes]
     own |= {"peak_mem_mib": max(peaks)} if peaks else {}
-    outcomes = [CaseOutcome(planned, facts=facts | own)]
     others = [case for case in cases.values() if case.case_id != case_id]
-    outcomes += [CaseOutcome(replace(planned, case=case), facts=facts) for case in others]
-    typical, units = times.fit_steps(), dict.fromkeys([case_id, *ids.values()], 1)
-    pairs = [(case.case_id, case_id) for case in others]
-    comparisons = compare_pairs(pairs, typical, units=units, margin=manifest.margin)
-    writer.write_blocks(blocks)
-    writer.replace("cases.csv", make_case_rows(outcomes, times, comparisons, run=run, typical=typical))
-    writer.replace("buckets.csv", make_bucket_rows(layouts, times))
-    rows = [one.to_row(planned.case.unit) for one in comparisons]
-    writer.replace("comparisons.csv", make_frame(rows, COMPARISONS))
-    writer.replace("allreduce.csv", make_frame([], ALLREDUCE))
+    state = State(
+        plan=[planned, *(replace(planned, case=case) for case in others)],
+        settled={0: Settled(index=0, status="ok", facts=facts | own)},
+        layouts={case_id: BucketLayout(sizes)} if sizes else {},
+        times=RoundTimes(blocks),
+    )
+    state.settled |= {i: Settled(index=i, status="ok", facts=facts) for i in range(1, len(state.plan))}
+    LogTables(manifest, state, [(case.case_id, case_id) for case in others]).write(writer, blocks)
 
 
 def plan_case(watched: Watched, num_cores: int) -> Planned:

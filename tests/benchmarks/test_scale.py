@@ -28,7 +28,7 @@ from ddp_bench.bench.machine.manifest import Manifest
 from ddp_bench.bench.plan.resolve import fill_device_defaults
 from ddp_bench.bench.plan.settings import Settings
 from ddp_bench.bench.plan.sweep import Machine, expand_cases, hash_plan
-from ddp_bench.bench.results.aggregate import CaseOutcome, make_case_rows
+from ddp_bench.bench.results.aggregate import describe_planned_case, make_case_rows
 from ddp_bench.bench.results.block_times import BlockTimes
 from ddp_bench.bench.results.blocks import Block
 from ddp_bench.bench.results.case_result import CaseResult
@@ -92,8 +92,8 @@ def recorded_run(folder, num_caps, num_rounds, num_ranks):
         planned = plan(num_caps, num_ranks)
         ids = [p.case.case_id for p in planned]
     ranks = [p.case.num_devices for p in planned]
-    outcomes = [CaseOutcome(p, "ok", "", {"num_buckets": 4, "device_name": "NVIDIA H200"}) for p in planned]
-    writer, times, log = made.new_run(folder), RoundTimes(), Journal(folder)
+    outcomes = [describe_planned_case(p, num_buckets=4, device_name="NVIDIA H200") for p in planned]
+    writer, log = made.new_run(folder), Journal(folder)
     writer.write_manifest(Manifest())
     for round_index in range(1, num_rounds + 1):
         for index in draw_round_order(len(planned), seed=0, round_index=round_index):
@@ -103,10 +103,9 @@ def recorded_run(folder, num_caps, num_rounds, num_ranks):
                     1, ids[index], "timed", round_index, index, 10.0 * round_index, found
                 )
                 log.write(block, sync=True)
-                times.add(block)
         with timed("summarise"):
-            writer.replace("cases.csv", make_case_rows(outcomes, times))
-    del times
+            writer.replace("cases.csv", make_case_rows(outcomes, log.state.times))
+    del log
     with timed("resume"):
         times = RoundTimes(read_blocks(folder))
         batches = {p.case.case_id: p.case.global_batch for p in planned}
@@ -265,7 +264,7 @@ def log_of(folder, num_caps, num_rounds, num_ranks):
             recorder.append_event(Layout(case_id=one.case.case_id, num_bytes=(4, 4, 4, 4)))
     run = SimpleNamespace(recorder=recorder, settings=Settings(race=True), _refresh_at_s=30.0)
     run.console = SimpleNamespace(show_table=lambda _: None)
-    run.get_elapsed_s = lambda: recorder.elapsed_s + wait_s + time.perf_counter() - begun_s
+    run.get_elapsed_s = lambda: recorder.times.elapsed_s + wait_s + time.perf_counter() - begun_s
     wait_s = num_rows = 0
     for round_index in range(1, num_rounds + 1):
         passes = ("timed", "no_sync", "anatomy")[: 3 if round_index % 5 == 0 else 2]
@@ -276,7 +275,7 @@ def log_of(folder, num_caps, num_rounds, num_ranks):
             begun_s = time.perf_counter()
             recorder.record_start(index, f"round {round_index} ({phase})")
             recorder.add_block(
-                planned[index].case.case_id, phase, round_index, index, recorder.elapsed_s, times
+                planned[index].case.case_id, phase, round_index, index, recorder.times.elapsed_s, times
             )
             wait_s, num_rows = wait_s + time.perf_counter() - begun_s, num_rows + len(times)
         begun_s = time.perf_counter()
@@ -289,7 +288,7 @@ def log_of(folder, num_caps, num_rounds, num_ranks):
     return {
         "cases": len(planned),
         "rows": num_rows,
-        "measuring_s": recorder.elapsed_s,
+        "measuring_s": recorder.times.elapsed_s,
         "waiting_s": wait_s,
         "tables_s": time.perf_counter() - begun_s,
     }

@@ -10,7 +10,7 @@ from made import made_manifest, new_run, write_tables
 from ddp_bench.bench.gate.compare import compare
 from ddp_bench.bench.gate.decide import Policy
 from ddp_bench.bench.gate.runs import GateCase, GateRun
-from ddp_bench.bench.results.aggregate import CaseOutcome, estimate_cases
+from ddp_bench.bench.results.aggregate import describe_planned_case, estimate_cases
 from ddp_bench.bench.results.case_columns import GATED_METRICS
 from ddp_bench.bench.results.case_result import CaseResult
 from ddp_bench.bench.stats.fit import FittedSteps, estimate_difference
@@ -58,10 +58,9 @@ def write_run(folder, steps=STEADY, *, no_sync_ms=100.0, peak_mem_mib=None, plan
     outcomes, rows = [], []
     for p in planned or plan():
         series = steps.get((p.case.mode, p.case.num_devices))
-        facts = {"device_name": "CPU core", "peak_mem_mib": peak_mem_mib}
-        outcomes.append(
-            CaseOutcome(p, "ok", "", facts) if series else CaseOutcome(p, "failed", "no such luck")
-        )
+        usual = {"device_name": "CPU core", "peak_mem_mib": peak_mem_mib}
+        facts = usual if series else {"status": "failed", "reason": "no such luck"}
+        outcomes.append(describe_planned_case(p, **facts))
         rows += block_rows(p.case.case_id, p.case.mode, series or [])
         if p.case.mode == "ddp" and series:
             rows += block_rows(p.case.case_id, "ddp", [no_sync_ms] * len(series), "no_sync")

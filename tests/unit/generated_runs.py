@@ -13,7 +13,7 @@ from made import block, compared, made_manifest, planned, resolved
 
 from ddp_bench.bench.findings.findings import Conclusion, conclude_run
 from ddp_bench.bench.page.page import Page
-from ddp_bench.bench.results.aggregate import CaseOutcome, make_case_rows
+from ddp_bench.bench.results.aggregate import describe_planned_case, make_case_rows
 from ddp_bench.bench.results.columns import ALLREDUCE, BLOCKS, BUCKETS, COMPARISONS, make_frame
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.store import RunData
@@ -103,15 +103,7 @@ def _draw(rng, seed):
         if fate > 0.95:
             facts[case.case_id] = {"not_proved": "it draws", "proved_by": "a seed"}
         blocks += _blocks_of(rng, case, scale, usual, noise, paces)
-    outcomes = [
-        CaseOutcome(
-            p,
-            facts[p.case.case_id].get("status", "ok"),
-            facts[p.case.case_id].get("reason", ""),
-            {k: v for k, v in facts[p.case.case_id].items() if k not in ("status", "reason")},
-        )
-        for p in plan
-    ]
+    outcomes = [describe_planned_case(p, **facts[p.case.case_id]) for p in plan]
     frame = make_frame(blocks, BLOCKS)
     times = RoundTimes.from_frame(frame)
     comparisons = compared(make_case_rows(outcomes, times), times, settings.margin)

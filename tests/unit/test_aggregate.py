@@ -12,9 +12,9 @@ from scipy import stats as scipy_stats
 
 from ddp_bench.bench.plan.buckets import BucketLayout
 from ddp_bench.bench.results.aggregate import (
-    CaseOutcome,
     compute_metrics_by_round,
     compute_rate_half_widths,
+    describe_planned_case,
     estimate_cases,
     make_allreduce_rows,
     make_bucket_rows,
@@ -37,7 +37,7 @@ def block(key, round_index, step_ms, **more):
 def row_of(key, rows):
     """The row of a case in cases.csv, where these blocks are all that was measured."""
     measured = {row["case_id"] for row in rows}
-    outcomes = [CaseOutcome(p, "ok") for p in PLAN if p.case.case_id in measured]
+    outcomes = [describe_planned_case(p) for p in PLAN if p.case.case_id in measured]
     return (
         make_case_rows(outcomes, RoundTimes.from_frame(make_frame(rows, BLOCKS)))
         .set_index("case_id")
@@ -57,9 +57,9 @@ def frames(step_ms):
     )
     measured = {IDS[key] for key in step_ms}
     outcomes = [
-        CaseOutcome(p, "ok")
+        describe_planned_case(p)
         if p.case.case_id in measured
-        else CaseOutcome(p, "skipped", p.skip_reason or "?")
+        else describe_planned_case(p, status="skipped", reason=p.skip_reason or "?")
         for p in PLAN
     ]
     return make_case_rows(outcomes, RoundTimes.from_frame(blocks)), blocks
@@ -182,7 +182,7 @@ def constant_rounds():
 def test_a_metric_of_rounds_and_of_their_fit_is_the_same_formula():
     """`single` is held against nothing, and what was not measured has neither."""
     times = RoundTimes.from_frame(make_frame(constant_rounds(), BLOCKS))
-    cases = read_case_results(make_case_rows([CaseOutcome(p) for p in PLAN], RoundTimes()))
+    cases = read_case_results(make_case_rows([describe_planned_case(p) for p in PLAN], RoundTimes()))
     by_round, fitted = compute_metrics_by_round(cases, times), estimate_cases(cases, times.fit_steps())
     ddp, single = IDS["ddp", 2, "1"], IDS["single", 1, ""]
     for name, value in BY_HAND.items():
@@ -257,7 +257,9 @@ def test_what_synchronised_batch_norm_sends_is_exposed_and_nothing_is_said_of_hi
         for r in ROUNDS
         for phase, ms in (("timed", 130.0), ("no_sync", 100.0), ("comm", 40.0))
     ]
-    row = make_case_rows([CaseOutcome(synced, "ok")], RoundTimes.from_frame(make_frame(rows, BLOCKS))).iloc[0]
+    row = make_case_rows(
+        [describe_planned_case(synced)], RoundTimes.from_frame(make_frame(rows, BLOCKS))
+    ).iloc[0]
     assert row["exposed_comm_ms"] == pytest.approx(30.0)
     assert pd.isna(row["hidden_pct"])
 

@@ -24,7 +24,7 @@ from ddp_bench.bench.plan.resolve import resolve, write_options
 from ddp_bench.bench.plan.sweep import is_calibrated
 from ddp_bench.bench.predict.calibration import load_calibration
 from ddp_bench.bench.predict.runs import predict_held_out
-from ddp_bench.bench.results.aggregate import CaseOutcome, make_case_rows
+from ddp_bench.bench.results.aggregate import describe_planned_case, make_case_rows
 from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.case_result import read_case_results
 from ddp_bench.bench.results.columns import BLOCKS, make_frame
@@ -94,7 +94,7 @@ def rows_and_blocks(**how):
         for rank in range(p.case.num_ranks)
     ]
     return make_case_rows(
-        [CaseOutcome(p) for p in plan], RoundTimes.from_frame(make_frame(blocks, BLOCKS))
+        [describe_planned_case(p) for p in plan], RoundTimes.from_frame(make_frame(blocks, BLOCKS))
     ), blocks
 
 

@@ -17,7 +17,7 @@ from ddp_bench.bench.findings.cautions import check_rounds, find_slow_links
 from ddp_bench.bench.findings.findings import find_cautions
 from ddp_bench.bench.machine.load import LoadReading, average_loads, compute_loads, read_load
 from ddp_bench.bench.machine.manifest import Load
-from ddp_bench.bench.results.aggregate import CaseOutcome, make_case_rows
+from ddp_bench.bench.results.aggregate import describe_planned_case, make_case_rows
 from ddp_bench.bench.results.block_times import NotProved, ProofResult
 from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.case_result import read_case_results
@@ -193,7 +193,7 @@ def found(*series):
         for row in block_rows(p.case.case_id, p.case.mode, times)
     ]
     times = RoundTimes.from_frame(make_frame(rows, BLOCKS))
-    cases = make_case_rows([CaseOutcome(p) for p in planned], times)
+    cases = make_case_rows([describe_planned_case(p) for p in planned], times)
     made = [*check_rounds(read_case_results(cases), times)]
     assert len({caution.kind for caution in made}) == len(made)
     return {caution.kind: caution for caution in made}
@@ -235,7 +235,9 @@ def test_a_run_that_measured_little_nothing_or_lacks_its_blocks():
     assert set(found([100.0, 101, 99])) == {"few rounds"}
     planned = plan()
     blocks = make_frame(block_rows(planned[0].case.case_id, "single", [100.0, 101]), BLOCKS)
-    cases = read_case_results(make_case_rows([CaseOutcome(planned[0])], RoundTimes.from_frame(blocks)))
+    cases = read_case_results(
+        make_case_rows([describe_planned_case(planned[0])], RoundTimes.from_frame(blocks))
+    )
     broken = blocks.assign(block_ms=pd.Series([0.0, float("nan")]))
     for of, times in (([], blocks), (cases, blocks[:0]), (cases, broken[broken["block_ms"] > 0])):
         assert [*check_rounds(of, RoundTimes.from_frame(times))] == []

@@ -11,7 +11,7 @@ from report_runs import case
 from sample_runs import EVERY_SAMPLE, comparisons, rebuilt
 from test_aggregate import DRIFTING, IDS, PLAN, frames
 
-from ddp_bench.bench.results.aggregate import CaseOutcome, make_case_rows
+from ddp_bench.bench.results.aggregate import describe_planned_case, make_case_rows
 from ddp_bench.bench.results.block_times import BlockTimes
 from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.case_result import CaseResult, read_case_results
@@ -179,7 +179,7 @@ def test_dp_stands_below_the_line_in_its_comparison():
     batch = {p.case.case_id: p.case.global_batch for p in PLAN}
     found = compare_pairs([(ddp, dp), (cap, ddp)], times.fit_steps(), units=batch, margin=0.05)
     measured = {IDS[key] for key in DRIFTING}
-    outcomes = [CaseOutcome(p) for p in PLAN if p.case.case_id in measured]
+    outcomes = [describe_planned_case(p) for p in PLAN if p.case.case_id in measured]
     rows = make_case_rows(outcomes, times, found).set_index("case_id")["vs_ddp_default"]
     assert rows[dp] == pytest.approx(125 / 200)
     assert rows[ddp] == 1.0

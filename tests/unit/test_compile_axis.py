@@ -17,7 +17,7 @@ from ddp_bench.bench.findings.wording import write_ddp_call
 from ddp_bench.bench.gate.runs import check_run
 from ddp_bench.bench.plan.resolve import resolve, write_options
 from ddp_bench.bench.plan.settings import Settings
-from ddp_bench.bench.results.aggregate import CaseOutcome, make_case_rows
+from ddp_bench.bench.results.aggregate import describe_planned_case, make_case_rows
 from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.case_result import CaseResult, read_case_results
 from ddp_bench.bench.results.columns import BLOCKS, make_frame
@@ -115,7 +115,7 @@ def measured_blocks():
 def test_speed_up_refers_to_single_compiled_alike():
     blocks = make_frame(measured_blocks(), BLOCKS)
     rows = make_case_rows(
-        [CaseOutcome(p, facts={"num_buckets": 1}) for p in PLAN], RoundTimes.from_frame(blocks)
+        [describe_planned_case(p, num_buckets=1) for p in PLAN], RoundTimes.from_frame(blocks)
     )
     speedup = {
         (row["compile"], row["num_devices"]): row["speedup"]

@@ -15,7 +15,7 @@ from ddp_bench.bench.findings.cautions import check_conditions
 from ddp_bench.bench.lab.main import list_visible_gpus
 from ddp_bench.bench.machine import gpus
 from ddp_bench.bench.machine.manifest import Gpu, GpuPair
-from ddp_bench.bench.results.aggregate import CaseOutcome, make_case_rows
+from ddp_bench.bench.results.aggregate import describe_planned_case, make_case_rows
 from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.case_result import read_case_results
 from ddp_bench.bench.results.columns import BLOCKS, make_frame
@@ -161,7 +161,7 @@ def rows(mode, round_index, *ranks, ms=100.0):
 
 def row_of(mode, *blocks):
     frame = make_frame([row for ranks in blocks for row in ranks], BLOCKS)
-    return make_case_rows([CaseOutcome(PLAN[mode])], RoundTimes.from_frame(frame)).iloc[0]
+    return make_case_rows([describe_planned_case(PLAN[mode])], RoundTimes.from_frame(frame)).iloc[0]
 
 
 def test_the_gpus_of_all_ranks_together():

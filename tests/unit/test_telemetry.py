@@ -22,7 +22,7 @@ from ddp_bench.bench.measure.telemetry import (
     select_span,
     summarize_samples,
 )
-from ddp_bench.bench.results.aggregate import CaseOutcome, make_case_rows
+from ddp_bench.bench.results.aggregate import describe_planned_case, make_case_rows
 from ddp_bench.bench.results.block_times import TELEMETRY_FAILED, BlockTimes
 from ddp_bench.bench.results.blocks import Block
 from ddp_bench.bench.results.round_times import RoundTimes
@@ -108,7 +108,7 @@ def test_what_the_sampler_tells_arrives_in_the_table_of_cases(both):
     report = decode(encode(Report(value=block)), AnyAnswer)
     sent = msgspec.convert(report.value, BlockTimes)
     times = RoundTimes([Block.from_times(1, dp.case.case_id, "timed", 1, 0, 0.0, [("host", 0, sent)])])
-    row = make_case_rows([CaseOutcome(dp)], times).iloc[0]
+    row = make_case_rows([describe_planned_case(dp)], times).iloc[0]
     assert row["sm_clock_mhz"] == 1410
     assert row["power_w"] == pytest.approx(800, rel=1e-3)
     # Half a second for a step of two times 64 images.

@@ -7,7 +7,7 @@ from gate_runs import MANIFEST, block_rows
 from made import made_manifest, new_run, planned, resolved, write_tables
 from torch import nn
 
-from ddp_bench.bench.results.aggregate import CaseOutcome
+from ddp_bench.bench.results.aggregate import describe_planned_case
 from ddp_bench.models.workload import Workload
 
 ROWS, LENGTH = 8, 512
@@ -59,8 +59,9 @@ def token_run(folder, *, scale=1.0, **manifest):
     outcomes = []
     for one in token_plan():
         failed = one.case.bucket_cap_mb != "default"
-        facts = {"device_name": "CPU core", "peak_mem_mib": 10.0}
-        outcomes.append(CaseOutcome(one, *(("oom", "out of memory") if failed else ("ok", "", facts))))
+        usual = {"device_name": "CPU core", "peak_mem_mib": 10.0}
+        facts = {"status": "oom", "reason": "out of memory"} if failed else usual
+        outcomes.append(describe_planned_case(one, **facts))
         rows += [] if failed else blocks_of(one, scale)
     write_tables(writer, outcomes, rows)
     return folder
