@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..common.cli import format_command
 from ..common.numbers import TIMES, format_interval, format_percent
-from ..results.published import Scaling, list_scalings
+from ..results.published import Scaling, list_scalings, name_gpu_model
 from ..results.store import RunData
 from .verdicts import PUBLISHED, RESOLVED, Verdict
 from .wording import name_model
@@ -14,7 +14,7 @@ from .wording import name_model
 
 def answer_published(run: RunData) -> list[Verdict]:
     """Compare the largest number of GPUs that others measured alike; empty where they measured none."""
-    for ours in sorted(list_scalings(run), key=lambda one: -one.num_gpus):
+    for ours in sorted(list_scalings(run), key=lambda one: -one.case.num_devices):
         if alike := [one for one in run.published if one.can_compare(ours)]:
             return [_compare(ours, alike, run.manifest.margin)]
     return []
@@ -28,9 +28,10 @@ def _compare(ours: Scaling, others: Sequence[Scaling], margin: float) -> Verdict
     label = f"{relation} what is published" if relation else "as published"
     reached = sorted(one.efficiency.estimate for one in others)
     shown = " to ".join(dict.fromkeys(map(format_percent, (reached[0], reached[-1]))))
-    names = (*(one.source for one in others), name_model(ours.arch), *(one.precision for one in others))
-    where = f"{ours.num_gpus} {TIMES} {ours.model}"
-    where += f" of {ours.num_nodes} hosts" if ours.num_nodes > 1 else ""
+    case, precisions = ours.case, (one.case.precision for one in others)
+    names = (*(one.source for one in others), name_model(case.arch), *precisions)
+    where = f"{case.num_devices} {TIMES} {name_gpu_model(case.device_name)}"
+    where += f" of {case.num_nodes} hosts" if case.num_nodes > 1 else ""
     reads = (
         f"{format_command('doctor')} checks links, clocks, power limits and other programs of this machine"
     )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import functools
+import math
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..stats.interval import Interval
+from .case_result import CaseResult
 
 if TYPE_CHECKING:
     from .store import RunData
@@ -28,38 +29,26 @@ _NOT_THE_MODEL = re.compile(
 """Parts of a GPU's name beside its model: a remark, maker, brand, socket, memory."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scaling:
-    """Efficiency of DDP without settings, and what has to be alike to compare it."""
+class Scaling(NamedTuple):
+    """A case of DDP without settings that others measured, as far as they tell of it, or a run."""
 
     source: str
     """Name of who measured it, or of the file."""
-    arch: str
-    image_size: float
-    gpu: str
-    num_gpus: int
-    num_nodes: int
-    precision: str
-    batch: float
-    """Samples per GPU."""
+    case: CaseResult
     efficiency: Interval
     """Fraction of the plain module's throughput on one GPU that each GPU reaches."""
 
     def can_compare(self, other: Scaling) -> bool:
         """Return whether all is alike but the kind of 16 bits, and the batches are near each other."""
-        ratio = self.batch / other.batch
-        return self._kind == other._kind and 1 / MAX_BATCH_RATIO <= ratio <= MAX_BATCH_RATIO
+        batches = [one.case.batch_per_device or math.nan for one in (self, other)]
+        is_near = 1 / MAX_BATCH_RATIO <= batches[0] / batches[1] <= MAX_BATCH_RATIO
+        return is_near and _identify(self.case) == _identify(other.case)
 
-    @property
-    def model(self) -> str:
-        """Name the model of GPU: `A100`, `RTX 3090`."""
-        return name_gpu_model(self.gpu)
 
-    @property
-    def _kind(self) -> tuple[object, ...]:
-        precision = "16 bits" if self.precision.endswith("16") else self.precision
-        model = self.model.casefold()
-        return self.arch, self.image_size, model, self.num_gpus, self.num_nodes, precision
+def _identify(case: CaseResult) -> tuple[object, ...]:
+    precision = "16 bits" if case.precision.endswith("16") else case.precision
+    model = name_gpu_model(case.device_name).casefold()
+    return case.arch, case.image_size, model, case.num_devices, case.num_nodes, precision
 
 
 def name_gpu_model(name: str) -> str:
@@ -77,17 +66,17 @@ def read_published() -> tuple[Scaling, ...]:
 def _parse_row(row: dict[str, str]) -> Scaling:
     num_gpus = int(row["gpus"])
     efficiency = float(row["published"]) / num_gpus / float(row["single"])
-    return Scaling(
-        source=f"{row['source']} with {row['left_out']}" if row["left_out"] else row["source"],
-        arch=row["model"],
-        image_size=float(row["image_size"]),
-        gpu=row["gpu"],
-        num_gpus=num_gpus,
-        num_nodes=-(-num_gpus // int(row["node"] or GPUS_PER_NODE)),
-        precision=row["precision"],
-        batch=float(row["batch"]),
-        efficiency=Interval(efficiency, efficiency, efficiency),
-    )
+    cells = {
+        "arch": row["model"],
+        "image_size": row["image_size"],
+        "device_name": row["gpu"],
+        "num_devices": num_gpus,
+        "num_nodes": -(-num_gpus // int(row["node"] or GPUS_PER_NODE)),
+        "precision": row["precision"],
+        "batch_per_device": row["batch"],
+    }
+    source = f"{row['source']} with {row['left_out']}" if row["left_out"] else row["source"]
+    return Scaling(source, CaseResult.from_row(cells), Interval(efficiency, efficiency, efficiency))
 
 
 def list_scalings(run: RunData, source: str = "") -> list[Scaling]:
@@ -98,17 +87,7 @@ def list_scalings(run: RunData, source: str = "") -> list[Scaling]:
     if run.manifest.settings.workload is not None or run.manifest.watched is not None:
         return []
     return [
-        Scaling(
-            source=source,
-            arch=case.arch,
-            image_size=case.image_size,
-            gpu=case.device_name,
-            num_gpus=case.num_devices,
-            num_nodes=case.num_nodes,
-            precision=case.precision,
-            batch=case.batch_per_device,
-            efficiency=case.efficiency,
-        )
+        Scaling(source, case, case.efficiency)
         for case in run.results
         if (case.mode, case.device_type, case.compile, case.scaling) == ("ddp", "cuda", "off", "weak")
         and (case.is_ok and case.is_ranked and not case.list_changed())

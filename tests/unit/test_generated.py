@@ -205,7 +205,7 @@ def efficiencies(made):
     """A run that is held against itself has its own efficiency, and neither is below the other."""
     own = list_scalings(made.run, "itself")
     for one in answer_published(replace(made.run, published=tuple(own))):
-        most = max(own, key=lambda scaling: scaling.num_gpus)
+        most = max(own, key=lambda scaling: scaling.case.num_devices)
         if one.label != "as published" or format_percent(most.efficiency.estimate) not in one.text:
             yield one.text
     yield from (one.text for one in asked(made.conclusion, PUBLISHED))
