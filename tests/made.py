@@ -23,7 +23,7 @@ from ddp_bench.bench.results.columns import BLOCKS, COMPARISONS, make_frame
 from ddp_bench.bench.results.comparisons import Comparison, list_pairs
 from ddp_bench.bench.results.comparisons import compare_pairs as compared_pairs
 from ddp_bench.bench.results.round_times import RoundTimes
-from ddp_bench.bench.results.run_folder import RunWriter
+from ddp_bench.bench.results.run_folder import write_manifest, write_table
 from ddp_bench.bench.results.tables import encode_csv, format_csv_value
 
 
@@ -75,10 +75,11 @@ def compared(cases: pd.DataFrame, times: RoundTimes, margin: float = 0.05) -> li
     return compared_pairs(list_pairs(ok), times.fit_steps(), units=units, margin=margin)
 
 
-def new_run(folder: Path) -> RunWriter:
-    """What writes the files of a run in a new folder."""
+def new_run(folder: Path, **fields: Any) -> Path:
+    """A new folder of a run, with a manifest of these fields."""
     folder.mkdir(parents=True)
-    return RunWriter(folder)
+    write_manifest(folder, made_manifest(**fields))
+    return folder
 
 
 def write_blocks(folder: Path, rows: Iterable[dict[str, Any]]) -> None:
@@ -93,15 +94,14 @@ def block_of_rows(rows: Sequence[dict[str, Any]]) -> Block:
     return block
 
 
-def write_tables(
-    writer: RunWriter, cases: Sequence[dict[str, Any]], blocks: Sequence[dict[str, Any]]
-) -> None:
+def write_tables(folder: Path, cases: Sequence[dict[str, Any]], blocks: Sequence[dict[str, Any]]) -> Path:
     """The tables of a run that has ended so; `cases` are rows without what follows from blocks."""
     times = RoundTimes.from_frame(make_frame(blocks, BLOCKS))
     comparisons = compared(make_case_rows(cases, times), times)
-    write_blocks(writer.folder, blocks)
-    writer.replace("cases.csv", make_case_rows(cases, times, comparisons))
-    writer.replace("comparisons.csv", make_frame([one.to_row() for one in comparisons], COMPARISONS))
+    write_blocks(folder, blocks)
+    write_table(folder, "cases.csv", make_case_rows(cases, times, comparisons))
+    write_table(folder, "comparisons.csv", make_frame([one.to_row() for one in comparisons], COMPARISONS))
+    return folder
 
 
 def recorded(blocks: Iterable[tuple[str, str, int]]) -> Any:

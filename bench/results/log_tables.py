@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -18,7 +19,7 @@ from .case_result import CaseResult
 from .columns import BY_PLAN, COMPARISONS, NOT_REACHED, make_frame
 from .comparisons import Comparison, compare_pairs, list_pairs
 from .journal import Settled, State
-from .run_folder import RunWriter
+from .run_folder import write_blocks, write_table
 
 NOT_REACHED_REASON = "not measured: the run ended before this case's first block"
 """Reason of a case that is shown as skipped because its turn never came."""
@@ -77,11 +78,12 @@ class LogTables:
                 told |= {"status": "skipped", "reason": NOT_REACHED_REASON, "reason_code": NOT_REACHED}
             yield describe_planned_case(planned, **told | run)
 
-    def write(self, writer: RunWriter, blocks: Iterable[Block]) -> None:
+    def write(self, folder: Path, blocks: Iterable[Block]) -> None:
         """Write all tables of a run with these blocks. Raises OSError."""
         unit = next((p.case.unit for p in self.state.plan), IMAGES)
-        writer.write_blocks(blocks)
-        writer.replace("buckets.csv", make_bucket_rows(self.state.layouts, self.state.times))
-        writer.replace("allreduce.csv", make_allreduce_rows(self.state.curves.values()))
-        writer.replace("comparisons.csv", make_frame((c.to_row(unit) for c in self.comparisons), COMPARISONS))
-        writer.replace("cases.csv", self.cases)
+        compared = make_frame((one.to_row(unit) for one in self.comparisons), COMPARISONS)
+        write_blocks(folder, blocks)
+        write_table(folder, "buckets.csv", make_bucket_rows(self.state.layouts, self.state.times))
+        write_table(folder, "allreduce.csv", make_allreduce_rows(self.state.curves.values()))
+        write_table(folder, "comparisons.csv", compared)
+        write_table(folder, "cases.csv", self.cases)

@@ -22,7 +22,7 @@ from .commands import write_resume_command
 from .disk import remove_unfinished
 from .journal import PLAN_CASES, VERSION, End, Event, Journal, Plan, Settled, UnderWay, read_blocks
 from .log_tables import LogTables
-from .run_folder import RUN_FILES, RunWriter
+from .run_folder import RUN_FILES, append_failure, write_manifest, write_trace
 from .store import read_manifest
 
 BlockKey = tuple[str, str, int]
@@ -35,10 +35,9 @@ class Recorder:
     What writes raises UsageError where the disk is full or the folder gone, and says what is kept.
     """
 
-    def __init__(self, writer: RunWriter, journal: Journal) -> None:
-        self.folder = writer.folder
+    def __init__(self, journal: Journal) -> None:
+        self.folder = journal.path.parent
         self.journal = journal
-        self.writer = writer
         self.times = journal.state.times
         """All blocks so far."""
         self.manifest = read_manifest(self.folder)
@@ -46,12 +45,12 @@ class Recorder:
         self.refresh()
 
     @classmethod
-    def begin(cls, plan: Sequence[Planned], writer: RunWriter) -> Recorder:
+    def begin(cls, plan: Sequence[Planned], folder: Path) -> Recorder:
         """Begin the record of a new run. Raises OSError where it cannot be written."""
-        journal = Journal(writer.folder)
+        journal = Journal(folder)
         for first in range(0, len(plan), PLAN_CASES):
             journal.write(Plan(cases=tuple(plan[first : first + PLAN_CASES]), version=VERSION), sync=True)
-        return cls(writer, journal)
+        return cls(journal)
 
     @classmethod
     def reopen(cls, folder: Path) -> Recorder:
@@ -65,7 +64,7 @@ class Recorder:
             remove_unfinished(folder, RUN_FILES)
         except OSError as error:
             raise UsageError(f"{folder} cannot be opened: {error.strerror}; free or restore it") from None
-        return cls(RunWriter(folder), journal)
+        return cls(journal)
 
     @property
     def launch(self) -> int:
@@ -110,7 +109,7 @@ class Recorder:
     def add_failure(self, case_id: str, text: str) -> Path:
         """Keep what the ranks say of a failure of a case; the file, which has those before, too."""
         with self._report_write_errors():
-            return self.writer.append_failure(case_id, text)
+            return append_failure(self.folder, case_id, text)
 
     def add_block(self, *what: Any) -> None:
         """Add a block of these workers; `what` as in `Block.from_times`."""
@@ -119,7 +118,7 @@ class Recorder:
     def add_trace(self, case_id: str, rank: int, trace: bytes) -> None:
         """Add a gzipped Chrome trace of one rank; a later one of the same case replaces it."""
         with self._report_write_errors():
-            self.writer.write_trace(f"{case_id}-rank{rank}.json.gz", trace)
+            write_trace(self.folder, f"{case_id}-rank{rank}.json.gz", trace)
 
     def refresh(self) -> None:
         """Have `tables` made anew when they are asked for next; nothing is written."""
@@ -129,14 +128,14 @@ class Recorder:
         """Write all tables, made anew; the one of cases. Between rounds the log has all that they hold."""
         self.refresh()
         with self._report_write_errors():
-            self.tables.write(self.writer, read_blocks(self.folder))
+            self.tables.write(self.folder, read_blocks(self.folder))
         return self.tables.cases
 
     def update_manifest(self, **facts: Any) -> None:
         """Replace fields of manifest.json."""
         manifest = msgspec.structs.replace(self.manifest, **facts)
         with self._report_write_errors():
-            self.writer.write_manifest(manifest)
+            write_manifest(self.folder, manifest)
         self.manifest = manifest
 
     def close(self, because: str) -> None:

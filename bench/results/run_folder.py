@@ -94,45 +94,41 @@ def claim_folder(folder: Path) -> Iterator[Path]:
         raise
 
 
-class RunWriter:
-    """Writes one run's files but for its log; only the conductor has one.
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest of a run. Raises OSError as all that follow: without room, or a folder."""
+    replace_file(folder / MANIFEST, lambda path: path.write_bytes(manifest.to_json()))
 
-    Every method raises OSError where the disk is full or the folder has gone.
-    """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+def write_table(folder: Path, name: str, rows: pd.DataFrame) -> None:
+    """Replace a table of a run as a whole, so that a reader never sees half of it."""
+    replace_file(folder / name, lambda path: path.write_bytes(encode_table(rows)))
 
-    def write_trace(self, name: str, content: bytes) -> None:
-        folder = self.folder / "traces"
-        make_folder(folder)
-        replace_file(folder / name, lambda path: path.write_bytes(content))
 
-    def append_failure(self, case_id: str, text: str) -> Path:
-        """Append to the file of a case in `failures/`, which begins anew where it has become too long."""
-        path = self.folder / name_failure_file(case_id)
-        make_folder(path.parent)
-        content = text.encode("utf-8", errors="backslashreplace")
-        descriptor = open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        try:
-            if os.fstat(descriptor).st_size + len(content) > MAX_FAILURE_BYTES:
-                os.ftruncate(descriptor, 0)
-            append(descriptor, content[:MAX_FAILURE_BYTES])
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        return path
+def write_blocks(folder: Path, blocks: Iterable[Block]) -> None:
+    """Replace blocks.csv by one of these, in their order; it may be larger than memory."""
+    replace_file(folder / "blocks.csv", lambda path: write_block_table(path, blocks))
 
-    def write_blocks(self, blocks: Iterable[Block]) -> None:
-        """Replace blocks.csv by one of these, in their order; it may be larger than memory."""
-        replace_file(self.folder / "blocks.csv", lambda path: write_block_table(path, blocks))
 
-    def replace(self, name: str, rows: pd.DataFrame) -> None:
-        """Replace a table as a whole, so that a reader never sees half of it."""
-        replace_file(self.folder / name, lambda path: path.write_bytes(encode_table(rows)))
+def write_trace(folder: Path, name: str, content: bytes) -> None:
+    """Write a trace into its folder within that of a run."""
+    make_folder(folder / "traces")
+    replace_file(folder / "traces" / name, lambda path: path.write_bytes(content))
 
-    def write_manifest(self, manifest: Manifest) -> None:
-        replace_file(self.folder / MANIFEST, lambda path: path.write_bytes(manifest.to_json()))
+
+def append_failure(folder: Path, case_id: str, text: str) -> Path:
+    """Append to the file of a case in `failures/`, which begins anew where it has become too long."""
+    path = folder / name_failure_file(case_id)
+    make_folder(path.parent)
+    content = text.encode("utf-8", errors="backslashreplace")
+    descriptor = open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        if os.fstat(descriptor).st_size + len(content) > MAX_FAILURE_BYTES:
+            os.ftruncate(descriptor, 0)
+        append(descriptor, content[:MAX_FAILURE_BYTES])
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return path
 
 
 def write_output(target: Path, write: Callable[[Path], object], *, option: str) -> None:

@@ -29,7 +29,7 @@ from .journal import JOURNAL, State, has_ended, read, read_blocks
 from .log_tables import LogTables
 from .published import Scaling, read_published
 from .round_times import RoundTimes
-from .run_folder import RunWriter
+from .run_folder import write_manifest
 from .tables import load_blocks, read_table, report_read_errors
 
 
@@ -151,9 +151,8 @@ def _load_from_log(folder: Path, manifest: Manifest, state: State) -> RunData:
     """Load the tables that are made of the log in `folder`, in a folder of their own."""
     log = folder / JOURNAL
     with report_read_errors(log), make_scratch_folder() as made:
-        writer = RunWriter(made)
-        writer.write_manifest(manifest)
-        LogTables(manifest, state).write(writer, read_blocks(folder))
+        write_manifest(made, manifest)
+        LogTables(manifest, state).write(made, read_blocks(folder))
         try:
             return replace(load_tables(made), resumable=True, from_log=True)
         except UsageError as error:

@@ -24,7 +24,7 @@ from ..results.case_result import read_case_results
 from ..results.disk import FolderLock
 from ..results.journal import Attempt, Completion, Curve, Retry, Settled, UnderWay, read
 from ..results.recorder import Recorder
-from ..results.run_folder import RunWriter, claim_folder, format_path, name_default_folder
+from ..results.run_folder import claim_folder, format_path, name_default_folder, write_manifest
 from ..results.store import read_manifest
 from .failures import IDLE_PLACE, Failure, compute_progress, describe_exit, format_failure, is_stuck
 
@@ -54,9 +54,8 @@ def open_run(
     if (there := earlier or resume) is None:
         with claim_folder(folder or name_default_folder(host=get_host_name(), name=settings.name)) as there:
             lock = FolderLock(there)
-            writer = RunWriter(there)
-            writer.write_manifest(manifest)
-            recorder = Recorder.begin(plan, writer)
+            write_manifest(there, manifest)
+            recorder = Recorder.begin(plan, there)
             begin_attempt(recorder, oom_kills)
     else:
         lock = FolderLock(there)

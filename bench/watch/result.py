@@ -34,7 +34,7 @@ from ..plan.case import Case
 from ..plan.settings import Settings
 from ..results.commands import name_training
 from ..results.disk import report_write_errors
-from ..results.run_folder import RunWriter, format_path
+from ..results.run_folder import format_path, write_manifest
 from ..results.store import load_run
 from ..stats.interval import compute_median_interval
 from . import steps as seen
@@ -74,11 +74,11 @@ def write_result(
     with report_write_errors(f"{folder}"):
         write_steps(folder / "steps.csv", watched)
         if watched.joined:
-            here, writer = describe_machine(get_host_name()), RunWriter(folder)
+            here = describe_machine(get_host_name())
             planned = plan_case(watched, here.num_cores or len(watched.ranks))
             manifest = describe_watch(watched, planned.case, here, exit_code, command, load)
-            write_tables(writer, planned, watched, manifest)
-            writer.write_manifest(manifest)
+            write_tables(folder, planned, watched, manifest)
+            write_manifest(folder, manifest)
     if not watched.joined:
         most = max((len(process.steps) for process in watched.ranks.values()), default=0)
         few = f"{format_count(most, 'step')} seen, too few to compare: {seen.WARM_UP_STEPS} are warm-up"

@@ -20,7 +20,6 @@ from ..results.disk import replace_file
 from ..results.journal import Settled, State
 from ..results.log_tables import LogTables
 from ..results.round_times import WAIT_KEY, RoundTimes
-from ..results.run_folder import RunWriter
 from ..results.tables import encode_csv, format_csv_value
 from .steps import MIN_STEP_S, JoinedStep, Step, Watched
 
@@ -58,7 +57,7 @@ def write_steps(path: Path, watched: Watched) -> None:
     replace_file(path, lambda part: part.write_bytes(encode_csv(rows)))
 
 
-def write_tables(writer: RunWriter, planned: Planned, watched: Watched, manifest: Manifest) -> None:
+def write_tables(folder: Path, planned: Planned, watched: Watched, manifest: Manifest) -> None:
     """Write the tables of a run: a case is the training, counted in steps, and each raced bucket cap."""
     case_id = planned.case.case_id
     turns = find_turns(watched, planned.case.bucket_cap_mb)
@@ -91,7 +90,7 @@ def write_tables(writer: RunWriter, planned: Planned, watched: Watched, manifest
         times=RoundTimes(blocks),
     )
     state.settled |= {i: Settled(index=i, status="ok", facts=facts) for i in range(1, len(state.plan))}
-    LogTables(manifest, state, [(case.case_id, case_id) for case in others]).write(writer, blocks)
+    LogTables(manifest, state, [(case.case_id, case_id) for case in others]).write(folder, blocks)
 
 
 def plan_case(watched: Watched, num_cores: int) -> Planned:

@@ -37,6 +37,7 @@ from ddp_bench.bench.results.comparisons import compare_pairs, list_pairs
 from ddp_bench.bench.results.journal import JOURNAL, Completion, Journal, Layout, read, read_blocks
 from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.results.round_times import RoundTimes
+from ddp_bench.bench.results.run_folder import write_blocks, write_table
 from ddp_bench.bench.results.store import RunData, load_run
 from ddp_bench.bench.run.open_folder import begin_attempt
 from ddp_bench.bench.run.rounds import Rounds
@@ -93,8 +94,7 @@ def recorded_run(folder, num_caps, num_rounds, num_ranks):
         ids = [p.case.case_id for p in planned]
     ranks = [p.case.num_devices for p in planned]
     outcomes = [describe_planned_case(p, num_buckets=4, device_name="NVIDIA H200") for p in planned]
-    writer, log = made.new_run(folder), Journal(folder)
-    writer.write_manifest(Manifest())
+    log = Journal(made.new_run(folder))
     for round_index in range(1, num_rounds + 1):
         for index in draw_round_order(len(planned), seed=0, round_index=round_index):
             found = times_of(index, round_index, ranks[index])
@@ -104,7 +104,7 @@ def recorded_run(folder, num_caps, num_rounds, num_ranks):
                 )
                 log.write(block, sync=True)
         with timed("summarise"):
-            writer.replace("cases.csv", make_case_rows(outcomes, log.state.times))
+            write_table(folder, "cases.csv", make_case_rows(outcomes, log.state.times))
     del log
     with timed("resume"):
         times = RoundTimes(read_blocks(folder))
@@ -118,7 +118,7 @@ def recorded_run(folder, num_caps, num_rounds, num_ranks):
         comparisons = compare_pairs(pairs, typical, units=batches, margin=0.05)
         cases = make_case_rows(outcomes, times, comparisons, typical=typical)
     with timed("tables"):
-        writer.write_blocks(read_blocks(folder))
+        write_blocks(folder, read_blocks(folder))
     told = make_frame([one.to_row() for one in comparisons], COMPARISONS)
     nothing = (make_frame([], columns) for columns in (BLOCKS, BUCKETS, ALLREDUCE))
     run = RunData(folder, Manifest(), cases, *nothing, told)
@@ -210,10 +210,9 @@ def fitted(num_cases, num_rounds):
 def reread(folder, num_caps, num_ranks, num_buckets):
     """Processor time to begin a run of 48 cases a cap, and to load it with the buckets of nine of them."""
     os.fsync, folder = lambda _descriptor: None, Path(folder)
-    writer, begun_s = made.new_run(folder), time.process_time()
-    writer.write_manifest(Manifest())
+    begun_s = time.process_time()
     planned = plan(num_caps, 2)
-    Recorder.begin(planned, writer).write()
+    Recorder.begin(planned, made.new_run(folder)).write()
     begin_s = time.process_time() - begun_s
     ends = {
         f"{name}_ms{end}": 12.3456
@@ -223,7 +222,7 @@ def reread(folder, num_caps, num_ranks, num_buckets):
     bucket = {"case_id": planned[-1].case.case_id, "bytes": 2**20, "num_params": 3, **ends}
     rows = make_frame([bucket | {"bucket": index} for index in range(num_buckets)], BUCKETS)
     every = pd.concat([rows.assign(rank=rank) for rank in range(num_ranks)] * 9)
-    writer.replace("buckets.csv", every)
+    write_table(folder, "buckets.csv", every)
     begun_s = time.process_time()
     run = load_run(folder)
     load_s = time.process_time() - begun_s
@@ -253,10 +252,9 @@ def log_of(folder, num_caps, num_rounds, num_ranks):
     """Write a run by its recorder; the rows, seconds of measuring, and those that its ranks wait for it."""
     os.fsync, folder = lambda _descriptor: None, Path(folder)
     planned = plan(num_caps, num_ranks)
-    writer = made.new_run(folder)
     told = {"plan_hash": hash_plan(planned), "created_utc": "2026-01-02T03:04:05+00:00"}
-    writer.write_manifest(made.made_manifest(settings={"margin": 0.05, "device": "cuda"}, **told))
-    recorder = Recorder.begin(planned, writer)
+    told |= {"settings": {"margin": 0.05, "device": "cuda"}}
+    recorder = Recorder.begin(planned, made.new_run(folder, **told))
     begin_attempt(recorder, {})
     for index, one in enumerate(planned):
         if one.skip_reason is None:

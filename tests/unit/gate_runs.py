@@ -53,8 +53,6 @@ def block_rows(case_id, mode, series, phase="timed"):
 
 def write_run(folder, steps=STEADY, *, no_sync_ms=100.0, peak_mem_mib=None, planned=(), **manifest):
     """A results folder as bench.run leaves it; DDP's step under no_sync takes `no_sync_ms`."""
-    writer = new_run(folder)
-    writer.write_manifest(made_manifest(**{**MANIFEST, **manifest}))
     outcomes, rows = [], []
     for p in planned or plan():
         series = steps.get((p.case.mode, p.case.num_devices))
@@ -64,8 +62,7 @@ def write_run(folder, steps=STEADY, *, no_sync_ms=100.0, peak_mem_mib=None, plan
         rows += block_rows(p.case.case_id, p.case.mode, series or [])
         if p.case.mode == "ddp" and series:
             rows += block_rows(p.case.case_id, "ddp", [no_sync_ms] * len(series), "no_sync")
-    write_tables(writer, outcomes, rows)
-    return folder
+    return write_tables(new_run(folder, **MANIFEST | manifest), outcomes, rows)
 
 
 def rounds_of(images_per_s, speedup, *, step_ms=None, exposed_comm_ms=None, peak_mem_mib=None):

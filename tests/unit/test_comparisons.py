@@ -190,9 +190,7 @@ def test_dp_stands_below_the_line_in_its_comparison():
 def test_a_default_that_has_the_layout_of_another_cap_is_no_reference(tmp_path):
     """On a small model every cap gives one bucket: the first cap is measured and stands for the default."""
     plan = planned(resolved(bucket_cap_mb="25,default,1", gpus="2"), arch="resnet20", image_size=32)
-    writer = new_run(tmp_path / "run")
-    writer.write_manifest(made_manifest(settings={"margin": 0.05}))
-    recorder = Recorder.begin(plan, writer)
+    recorder = Recorder.begin(plan, new_run(tmp_path / "run", settings={"margin": 0.05}))
     _, _, cap, default, other = (p.case.case_id for p in plan)
     for index in (0, 1, 2, 4):
         recorder.set_outcome(index, "ok")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made import block, case_of, made_manifest, new_run, write_blocks
+from made import block, case_of, new_run, write_blocks
 from report_runs import case
 
 from ddp_bench.bench.common.errors import UsageError
@@ -21,12 +21,12 @@ from ddp_bench.bench.common.text import decode_csv_cell, escape_controls, escape
 from ddp_bench.bench.plan.buckets import BucketLayout
 from ddp_bench.bench.plan.resolve import read_toml
 from ddp_bench.bench.plan.sweep import Planned
-from ddp_bench.bench.results import disk, journal
+from ddp_bench.bench.results import disk, journal, run_folder
 from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.columns import BLOCKS, make_frame
 from ddp_bench.bench.results.disk import LOCK, FolderLock
 from ddp_bench.bench.results.recorder import Recorder
-from ddp_bench.bench.results.run_folder import RUN_FILES, RunWriter
+from ddp_bench.bench.results.run_folder import RUN_FILES
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.results.tables import read_table
 from ddp_bench.bench.run.close import close_broken_run
@@ -42,8 +42,11 @@ def outside(tmp_path):
 
 WRITES = {
     "the lock": (LOCK, FolderLock),
-    "blocks": ("blocks.csv", lambda folder: RunWriter(folder).write_blocks([])),
-    "a table": ("cases.csv", lambda folder: RunWriter(folder).replace("cases.csv", make_frame([], CASES))),
+    "blocks": ("blocks.csv", lambda folder: run_folder.write_blocks(folder, [])),
+    "a table": (
+        "cases.csv",
+        lambda folder: run_folder.write_table(folder, "cases.csv", make_frame([], CASES)),
+    ),
     "the journal": (journal.JOURNAL, lambda folder: journal.Journal(folder).write(journal.Plan(cases=()))),
 }
 
@@ -78,11 +81,10 @@ def test_a_link_to_nothing_makes_no_file(tmp_path):
 
 def test_traces_go_into_no_other_folder(tmp_path):
     (tmp_path / "elsewhere").mkdir()
-    folder = tmp_path / "run"
-    new_run(folder).write_manifest(made_manifest())
+    folder = new_run(tmp_path / "run")
     (folder / "traces").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="link"):
-        RunWriter(folder).write_trace("x.json.gz", b"trace")
+        run_folder.write_trace(folder, "x.json.gz", b"trace")
     with pytest.raises(FileExistsError):
         disk.make_folder(tmp_path / "run" / "manifest.json")
     assert list((tmp_path / "elsewhere").iterdir()) == []
@@ -309,11 +311,10 @@ def test_an_error_message_is_one_harmless_line():
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_run_holds_what_a_host_or_a_model_said_and_opens_harmlessly(text, tmp_path):
-    writer = new_run(tmp_path / "run")
-    writer.write_manifest(made_manifest(environment={"host": text}))
+    folder = new_run(tmp_path / "run", environment={"host": text})
     failed = case("single", 1, status="failed", reason=text, device_name=text)
-    writer.replace("cases.csv", make_frame([failed], CASES))
-    write_blocks(writer.folder, [block(failed["case_id"], 1, 5.0, host=text)])
+    run_folder.write_table(folder, "cases.csv", make_frame([failed], CASES))
+    write_blocks(folder, [block(failed["case_id"], 1, 5.0, host=text)])
     for name in ("cases.csv", "blocks.csv"):
         with (tmp_path / "run" / name).open(newline="", encoding="utf-8") as file:
             rows = list(csv.reader(file))

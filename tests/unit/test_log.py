@@ -4,7 +4,7 @@ import math
 
 import pandas as pd
 import pytest
-from made import made_manifest, new_run, planned, resolved
+from made import new_run, planned, resolved
 from selection import in_campaign
 
 from ddp_bench.bench.common.errors import UsageError
@@ -32,9 +32,8 @@ def add_block(recorder, case, round_index):
 @pytest.fixture
 def killed(tmp_path):
     """A run that was killed after three rounds."""
-    writer = new_run(tmp_path / "run")
-    writer.write_manifest(made_manifest(plan_hash=hash_plan(PLAN), created_utc="2026-01-02T03:04:05+00:00"))
-    recorder = Recorder.begin(PLAN, writer)
+    told = {"plan_hash": hash_plan(PLAN), "created_utc": "2026-01-02T03:04:05+00:00"}
+    recorder = Recorder.begin(PLAN, new_run(tmp_path / "run", **told))
     begin_attempt(recorder, {})
     for index, _ in enumerate(PLAN):
         recorder.set_outcome(index, "ok", facts={"num_buckets": 2})

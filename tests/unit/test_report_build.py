@@ -9,13 +9,13 @@ from pathlib import Path
 
 import matplotlib as mpl
 import pytest
-from made import made_manifest, write_blocks
+from made import new_run, write_blocks
 from report_runs import blocks, case, dashed, run, usual_cases
 
 from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.page.render import render_markdown
 from ddp_bench.bench.results.case_columns import CASES
-from ddp_bench.bench.results.run_folder import RunWriter
+from ddp_bench.bench.results.run_folder import write_table
 from ddp_bench.report.build import build
 from ddp_bench.report.main import main
 from ddp_bench.report.page import make_page
@@ -43,13 +43,11 @@ class Elements(HTMLParser):
 
 
 def write(folder, cases, manifest=None):
-    folder.mkdir()
-    writer = RunWriter(folder)
-    writer.write_manifest(made_manifest(**manifest or {}))
+    new_run(folder, **manifest or {})
     made = run(cases)
     write_blocks(folder, blocks(cases))
-    writer.replace("cases.csv", made.cases)
-    writer.replace("comparisons.csv", made.comparisons)
+    write_table(folder, "cases.csv", made.cases)
+    write_table(folder, "comparisons.csv", made.comparisons)
     return folder
 
 

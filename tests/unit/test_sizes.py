@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from made import case_of, made_manifest, new_run, planned, resolved
+from made import case_of, new_run, planned, resolved
 
 from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.plan.sweep import Planned
@@ -50,12 +50,11 @@ def test_a_plan_is_refused_where_its_tables_could_not_be_read(cases, settings, r
 def test_a_plan_longer_than_a_line_that_is_read_is_read_again(tmp_path, monkeypatch):
     one = planned(resolved())[0]
     plan = [replace(one, num_nodes=1 + index) for index in range(2500)]
-    writer = new_run(tmp_path / "run")
-    writer.write_manifest(made_manifest())
+    folder = new_run(tmp_path / "run")
     monkeypatch.setattr(Recorder, "write", lambda _: None)  # of cases alike there is no table
-    Recorder.begin(plan, writer)
+    Recorder.begin(plan, folder)
     monkeypatch.setattr(journal, "MAX_LINE_BYTES", 2**20)
-    assert journal.read(writer.folder).plan == plan
+    assert journal.read(folder).plan == plan
 
 
 def test_buckets_of_all_ranks_may_be_larger_than_a_table_of_cases(tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from made import block, made_manifest, new_run, planned, resolved, write_blocks
 from selection import in_campaign
 
 from ddp_bench.bench.common.errors import NotComparableError, NotMeasuredError, UsageError
-from ddp_bench.bench.machine.manifest import SCHEMA_VERSION, Manifest
+from ddp_bench.bench.machine.manifest import SCHEMA_VERSION
 from ddp_bench.bench.plan.settings import Settings
 from ddp_bench.bench.plan.sweep import hash_plan
 from ddp_bench.bench.results import run_folder, store
@@ -46,19 +46,13 @@ from ddp_bench.report.build import write_page
 BLOCK = block("single-n1", 1, 10.125, steps=2, host='a,"b"\nc', started_s=1.5)
 
 
-def written(folder):
-    writer = new_run(folder)
-    writer.write_manifest(Manifest(run_id="0123456789ab"))
-    return writer
-
-
 def test_what_is_written_comes_back_with_its_types(tmp_path):
-    writer = written(tmp_path / "run")
-    write_blocks(writer.folder, [BLOCK, {**BLOCK, "round": 2}])
+    folder = new_run(tmp_path / "run", run_id="0123456789ab")
+    write_blocks(folder, [BLOCK, {**BLOCK, "round": 2}])
     case = {"case_id": "single-n1", "status": "ok", "mode": "single", "num_devices": 1, "global_batch": 16}
     case |= {"unit": "images", "units_per_sample": 1, "oversubscribed": False, "images_per_s": 1 / 3}
-    writer.replace("cases.csv", make_frame([case], CASES))
-    run = store.load_run(tmp_path / "run")
+    run_folder.write_table(folder, "cases.csv", make_frame([case], CASES))
+    run = store.load_run(folder)
     assert run.manifest.run_id == "0123456789ab"
     assert run.blocks["host"].tolist() == [BLOCK["host"]] * 2
     assert run.blocks["round"].tolist() == [1, 2]
@@ -171,14 +165,13 @@ def test_a_run_does_not_begin_inside_another(tmp_path):
 
 
 def test_failures_of_a_case_are_added_to_its_file(tmp_path):
-    writer = written(tmp_path / "run")
-    path = writer.append_failure("ddp-n2-cap1_25", "first\n")
-    assert path == tmp_path / "run" / "failures" / "ddp-n2-cap1_25.txt"
-    writer.append_failure("ddp-n2-cap1_25", "second \ud800\n")
+    path = run_folder.append_failure(tmp_path, "ddp-n2-cap1_25", "first\n")
+    assert path == tmp_path / "failures" / "ddp-n2-cap1_25.txt"
+    run_folder.append_failure(tmp_path, "ddp-n2-cap1_25", "second \ud800\n")
     assert path.read_text() == "first\nsecond \\ud800\n"
-    writer.append_failure("ddp-n2-cap1_25", "x" * run_folder.MAX_FAILURE_BYTES)
+    run_folder.append_failure(tmp_path, "ddp-n2-cap1_25", "x" * run_folder.MAX_FAILURE_BYTES)
     assert set(path.read_text()) == {"x"}, "it begins anew where it would become too long"
-    writer.append_failure("ddp-n2-cap1_25", "last\n")
+    run_folder.append_failure(tmp_path, "ddp-n2-cap1_25", "last\n")
     assert path.read_text() == "last\n"
 
 
@@ -223,7 +216,7 @@ def test_another_users_lock_is_not_put_down_to_a_dead_process(tmp_path):
 
 
 def test_a_run_whose_log_is_removed_ends(tmp_path):
-    recorder = Recorder.begin(planned(resolved()), written(tmp_path / "run"))
+    recorder = Recorder.begin(planned(resolved()), new_run(tmp_path / "run"))
     begin_attempt(recorder, {})
     recorder.journal.path.unlink()
     with pytest.raises(UsageError, match="has been removed or renamed during the run"):
@@ -332,9 +325,8 @@ def opened(run_id, monkeypatch, *, restarts=0, cores=1, gpus="ab"):
 def test_the_precision_of_a_case_is_that_of_what_it_trains(precision, dtype, shown, tmp_path):
     settings = resolved(devices=1, arch="resnet20", precision=precision)
     plan = planned(settings, devices=1, arch="resnet20", image_size=32)
-    writer = new_run(tmp_path / "run")
-    writer.write_manifest(made_manifest(settings={"precision": precision}, model={"dtype": dtype}))
-    assert set(Recorder.begin(plan, writer).tables.cases["precision"]) == {shown}
+    folder = new_run(tmp_path / "run", settings={"precision": precision}, model={"dtype": dtype})
+    assert set(Recorder.begin(plan, folder).tables.cases["precision"]) == {shown}
 
 
 SMALL_DISKS_KIB = [(8, 40), *in_campaign(range(4, 64, 4))]

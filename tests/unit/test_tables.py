@@ -21,7 +21,7 @@ from ddp_bench.bench.results.case_columns import CASES, FILES
 from ddp_bench.bench.results.columns import BLOCKS, Column, make_frame
 from ddp_bench.bench.results.disk import read_json
 from ddp_bench.bench.results.round_times import RoundTimes
-from ddp_bench.bench.results.run_folder import RunWriter
+from ddp_bench.bench.results.run_folder import write_blocks
 from ddp_bench.bench.results.store import load_run
 
 
@@ -81,7 +81,7 @@ def write(folder, num_rounds=3):
 
 def test_a_table_of_blocks_is_that_of_their_rows(tmp_path):
     whole = write(tmp_path)
-    RunWriter(tmp_path).write_blocks(map(made.block_of_rows, rows_of()))
+    write_blocks(tmp_path, map(made.block_of_rows, rows_of()))
     assert (tmp_path / "blocks.csv").read_bytes() == whole
     assert len(whole) <= sum(made.block_of_rows(rows).table_bytes for rows in rows_of()) + len(HEADER) + 100
 

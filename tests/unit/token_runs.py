@@ -4,7 +4,7 @@ import json
 
 import torch
 from gate_runs import MANIFEST, block_rows
-from made import made_manifest, new_run, planned, resolved, write_tables
+from made import new_run, planned, resolved, write_tables
 from torch import nn
 
 from ddp_bench.bench.results.aggregate import describe_planned_case
@@ -45,7 +45,6 @@ def blocks_of(planned, scale):
 
 def token_run(folder, *, scale=1.0, **manifest):
     """A results folder as `bench.run` leaves it; DDP with a cap of 25 MiB fails."""
-    writer = new_run(folder)
     model = {
         "arch": "lm:model",
         "num_params": 10**6,
@@ -54,7 +53,6 @@ def token_run(folder, *, scale=1.0, **manifest):
     }
     told = MANIFEST | {"model": model}
     told |= {"settings": {"data": "device", "device": "cpu", "margin": 0.05, "precision_target": 0.001}}
-    writer.write_manifest(made_manifest(**told | manifest))
     rows = []
     outcomes = []
     for one in token_plan():
@@ -63,8 +61,7 @@ def token_run(folder, *, scale=1.0, **manifest):
         facts = {"status": "oom", "reason": "out of memory"} if failed else usual
         outcomes.append(describe_planned_case(one, **facts))
         rows += [] if failed else blocks_of(one, scale)
-    write_tables(writer, outcomes, rows)
-    return folder
+    return write_tables(new_run(folder, **told | manifest), outcomes, rows)
 
 
 def language_model(**changes):
