@@ -16,8 +16,8 @@ from ddp_bench.bench.plan.sweep import Planned
 from ddp_bench.bench.results.aggregate import describe_planned_case, make_bucket_rows, make_case_rows
 from ddp_bench.bench.results.archive import encode_archive, is_archive, publish_members, read_archive
 from ddp_bench.bench.results.case_columns import CASES, IDENTITY
-from ddp_bench.bench.results.case_result import read_case_results
-from ddp_bench.bench.results.columns import COMPARISONS, list_records, make_frame
+from ddp_bench.bench.results.case_result import list_records, read_case_results
+from ddp_bench.bench.results.columns import COMPARISONS, make_frame
 from ddp_bench.bench.results.comparisons import compare_pairs, list_pairs
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.store import load_run
@@ -38,7 +38,7 @@ def renewed(run):
     """The run with the tables that today's code makes of its blocks."""
     facts = {c.name for c in CASES if not (c.repeated or c.value)} - {c.name for c in IDENTITY} - {"cap_mib"}
     facts -= {f"{c.name}{end}" for c in CASES if c.repeated for end in ("_low", "_high")}
-    facts |= {"reason_code", "device_name", "link"}
+    facts |= {"reason_code", "device_name", "link", "exposed_by"}
     outcomes, layouts = [], {}
     for row, result in zip(list_records(run.cases), run.results, strict=True):
         case = case_of(**{f.name: row[f.name] for f in fields(Case) if not pd.isna(row[f.name])})

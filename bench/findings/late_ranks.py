@@ -18,8 +18,7 @@ import scipy
 from ..common.numbers import format_count, format_interval
 from ..machine.manifest import Manifest
 from ..plan.buckets import BucketLayout
-from ..results.case_result import CaseResult
-from ..results.columns import list_records
+from ..results.case_result import CaseResult, list_records
 from ..results.round_times import RoundTimes
 from ..results.store import RunData
 from ..stats.fit import MIN_ROUNDS, estimate_difference

@@ -16,8 +16,9 @@ from ..machine.records import Count, Record
 from ..plan.case import STAND_IN
 from ..plan.settings import IMAGES
 from ..results.case_columns import GATED_METRICS
-from ..results.columns import EXPOSED_COMM, Metric
+from ..results.columns import Metric
 from ..results.comparisons import FASTER, SLOWER, classify_ratio
+from ..results.metrics import EXPOSED_COMM
 from ..results.round_times import ByRound
 from ..stats.fit import estimate_difference
 from ..stats.interval import Estimate, Interval, add_between_run_variance, average_launches

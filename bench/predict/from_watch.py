@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from ..common.errors import UsageError
-from ..results.columns import list_records
+from ..results.case_result import list_records
 from ..results.store import load_run
 from .calibration import Calibration, Parameter
 from .from_pass import MIN_ROUNDS

@@ -17,7 +17,7 @@ from ..stats.fit import FittedSteps
 from ..stats.interval import Estimate, Interval, compute_median_interval, compute_median_intervals
 from .case_columns import CASES, METRICS
 from .case_result import CaseResult, add_singles
-from .columns import ALLREDUCE, BUCKETS, EXPOSED_COMM, NO_SYNC, Column, Metric, make_frame
+from .columns import ALLREDUCE, BUCKETS, Column, Metric, make_frame
 from .comparisons import UNIT_RATIO, Comparison, compute_speedup_over_default
 from .formula import SINGLE
 from .journal import Curve
@@ -78,8 +78,6 @@ def make_case_rows(
         if found.get_steps():
             for column in _OF_BLOCKS:
                 row.update(_make_cells(column, case, found, typical))
-            if pd.notna(row.get(EXPOSED_COMM)):
-                row.setdefault("exposed_by", NO_SYNC)
         if case.case_id in vs_default:
             row.update(vs_default[case.case_id].to_columns("vs_ddp_default"))
     return make_frame(rows, CASES)

@@ -21,7 +21,7 @@ from ..common.text import to_json
 from ..machine.manifest import MANIFEST
 from ..plan.settings import list_options
 from .case_columns import FILES
-from .columns import PUBLIC_REASONS, Column
+from .columns import BY_PLAN, EQUAL_LAYOUT, NOT_REACHED, Column
 from .disk import read_bytes
 from .tables import encode_table
 
@@ -32,6 +32,9 @@ SUFFIX = ".zip"
 
 MAX_UNPACKED_BYTES = 256 * 2**20
 """Bytes of all members together, packed or not: more is no archive of ours, or would fill the disk."""
+
+_PUBLIC_REASONS = (BY_PLAN, EQUAL_LAYOUT, NOT_REACHED)
+"""Codes of reasons whose text is ours."""
 
 LEFT_OUT = "left out of the public file"
 """Stands for a reason: it may quote a traceback of the user's code."""
@@ -87,7 +90,7 @@ def _publish_table(frame: pd.DataFrame, columns: Sequence[Column], hosts: dict[s
     names = [c.name for c in columns if c.kind != "text" or c.name in (*PUBLIC, *in_part)]
     kept = {name: frame[name] for name in names}
     if "reason" in kept:
-        is_ours = kept["reason_code"].isin(PUBLIC_REASONS) | kept["reason"].isna()
+        is_ours = kept["reason_code"].isin(_PUBLIC_REASONS) | kept["reason"].isna()
         kept["reason"] = kept["reason"].where(is_ours, LEFT_OUT)
     for name in {"host", "data"} & {*kept}:
         public = {cell: _publish_value(cell, name, hosts) for cell in kept[name].dropna().unique()}

@@ -33,11 +33,6 @@ def assign_block_numbers(frame: pd.DataFrame) -> Numbers:
     return found
 
 
-def find_starts(numbers: Numbers) -> npt.NDArray[np.intp]:
-    """Find the places at which another number begins."""
-    return np.flatnonzero(np.diff(numbers, prepend=-1))
-
-
 def group_blocks(frame: pd.DataFrame, *, with_texts: bool = True) -> Iterator[Block]:
     """Make the blocks of a blocks.csv, by case, phase and round.
 
@@ -45,7 +40,7 @@ def group_blocks(frame: pd.DataFrame, *, with_texts: bool = True) -> Iterator[Bl
     """
     numbers = assign_block_numbers(frame)
     order = np.argsort(numbers, kind="stable")
-    starts = find_starts(numbers[order])
+    starts = np.flatnonzero(np.diff(numbers[order], prepend=-1))
     common = (
         frame[name].iloc[order[starts]].fillna(usual).tolist() for name, usual in _BLOCK_DEFAULTS.items()
     )

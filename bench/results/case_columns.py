@@ -5,11 +5,15 @@ Those of a planned case come from the plan, those of a prepared one are its fact
 
 from __future__ import annotations
 
+from dataclasses import Field
+from typing import Any
+
 from ..common.numbers import make_singular
 from ..plan.case_settings import MODE_SETTINGS, STEP_SETTINGS
 from ..plan.modes import MODES
 from ..plan.settings import IMAGES, MAX_DEVICES, MAX_UNITS, PARAMETER_PRECISIONS, PRECISIONS
 from .columns import (
+    MAX_NUMBER,
     OTHER_FILES,
     REASON_CODES,
     STATUSES,
@@ -18,11 +22,18 @@ from .columns import (
     Metric,
     declare_count_column,
     declare_number_column,
-    declare_setting_column,
     declare_text_column,
 )
 from .details import DETAILS
 from .metrics import SPEED
+
+
+def _declare_setting(setting: Field[Any]) -> Column:
+    """Declare the value of a setting of `case_settings.py`."""
+    kind = {bool: "bool", int: "int"}.get(type(setting.default), "text")
+    above = 0 if kind == "int" else -MAX_NUMBER
+    return Column(setting.name, kind, setting.metadata["column"], above=above)
+
 
 IDENTITY: tuple[Column, ...] = (
     declare_text_column(
@@ -85,9 +96,9 @@ IDENTITY: tuple[Column, ...] = (
         "another type that one: `fp64`, `pure bf16` or `pure fp16`",
         among=(*PRECISIONS, *PARAMETER_PRECISIONS.values()),
     ),
-    *(declare_setting_column(setting) for setting in STEP_SETTINGS),
+    *(_declare_setting(setting) for setting in STEP_SETTINGS),
     Column("data", "text", "`device`, `host`, or the folder the images come from"),
-    *(declare_setting_column(setting) for setting in MODE_SETTINGS),
+    *(_declare_setting(setting) for setting in MODE_SETTINGS),
 )
 """Columns of a case: known before it is measured, equal when it is measured again."""
 

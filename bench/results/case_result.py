@@ -14,7 +14,7 @@ from ..plan.case import STAND_IN
 from ..plan.case_settings import MODE_DEFAULTS, SETTINGS_OF
 from ..plan.settings import IMAGES
 from ..stats.interval import Interval
-from .columns import NO_SYNC, list_records
+from .metrics import NO_SYNC
 
 Cells: TypeAlias = Mapping[Any, Any]
 """A row of a results table, by column."""
@@ -116,9 +116,7 @@ class CaseResult:
     def from_row(cls, row: Cells) -> CaseResult:
         """Read a row of cases.csv, or of a plan."""
         found = {f.name: _READERS[str(f.type)](row, f.name) for f in _FIELDS}
-        usual = {"unit": IMAGES, "units_per_sample": 1, "compile": "off", "num_nodes": 1}
-        usual |= {"exposed_by": NO_SYNC}
-        return cls(**found | {name: found[name] or value for name, value in usual.items()}, cells=row)
+        return cls(**found | {name: found[name] or usual for name, usual in _USUAL.items()}, cells=row)
 
     def get_text(self, column: str) -> str:
         """Any column as text; empty where missing."""
@@ -196,6 +194,20 @@ class CaseResult:
 
 
 _FIELDS = fields(CaseResult)[:-3]
+_USUAL = {"unit": IMAGES, "units_per_sample": 1, "compile": "off", "num_nodes": 1, "exposed_by": NO_SYNC}
+"""Values of cells that are empty, as in older files."""
+
+
+def list_records(cases: pd.DataFrame) -> list[dict[str, Any]]:
+    """List the rows as mappings from column to cell; a missing cell that is no number is None.
+
+    Not `DataFrame.to_dict`, which looks every column up by itself for every row.
+    """
+    names = list(cases.columns)
+    return [
+        {name: None if cell is pd.NA else cell for name, cell in zip(names, row, strict=True)}
+        for row in cases.astype(object).to_numpy().tolist()
+    ]
 
 
 def read_case_results(cases: pd.DataFrame) -> list[CaseResult]:

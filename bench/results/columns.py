@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import Field, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..plan.settings import IMAGES, MAX_DEVICES
@@ -43,13 +43,7 @@ _UNITS: tuple[tuple[str, str], ...] = (
 )
 """Names carry their units: by patterns of whole names, the first that fits; ratios and texts have none."""
 
-
 _TYPES: dict[str, tuple[type, ...]] = {"text": (str,), "int": (int,), "float": (int, float), "bool": (bool,)}
-
-
-def make_storable(number: float) -> float | None:
-    """Return a number as a cell may hold it: 0 for one too small to tell from 0, None above `MAX_NUMBER`."""
-    return 0.0 if abs(number) < MIN_NUMBER else number if abs(number) <= MAX_NUMBER else None
 
 
 @dataclass(frozen=True)
@@ -101,6 +95,10 @@ class Column:
         found = ((re.fullmatch(pattern, plain), unit) for pattern, unit in _UNITS)
         return next((match.expand(unit) for match, unit in found if match is not None), "")
 
+    def is_within(self, number: Any) -> Any:
+        """Tell whether a number, or each of an array, is within the limits and not too small to be stored."""
+        return (number > self.above) & (number <= self.most) & ((number == 0) | (abs(number) >= MIN_NUMBER))
+
     def can_hold(self, value: Any) -> bool:
         """Tell whether a cell may hold `value`; None is an empty one."""
         if value is None:
@@ -108,7 +106,7 @@ class Column:
         if type(value) not in _TYPES[self.kind]:
             return False
         if self.kind in ("int", "float"):
-            return bool(self.above < value <= self.most and (value == 0 or abs(value) >= MIN_NUMBER))
+            return bool(self.is_within(value))
         return not self.among or value in self.among
 
 
@@ -164,13 +162,6 @@ def declare_interval_columns(
     )
 
 
-def declare_setting_column(setting: Field[Any]) -> Column:
-    """Declare the value of a setting of `case_settings.py`."""
-    kind = {bool: "bool", int: "int"}.get(type(setting.default), "text")
-    above = 0 if kind == "int" else -MAX_NUMBER
-    return Column(setting.name, kind, setting.metadata["column"], above=above)
-
-
 def declare_count_column(name: str, meaning: str, *, first: int = 1, **more: Any) -> Column:
     """Declare a whole number from `first` on."""
     return Column(name, "int", meaning, above=first - 1, **more)
@@ -182,15 +173,6 @@ STATUSES = ("ok", "skipped", "oom", "failed", "timeout")
 REASON_CODES = ("plan", "equal_layout", "not_reached", "unused_parameters")
 BY_PLAN, EQUAL_LAYOUT, NOT_REACHED, UNUSED_PARAMETERS = REASON_CODES
 """Codes of reasons on which a command acts."""
-
-PUBLIC_REASONS = (BY_PLAN, EQUAL_LAYOUT, NOT_REACHED)
-"""Codes of reasons whose text is ours; any other may quote the user's code."""
-
-EXPOSED_COMM = "exposed_comm_ms"
-"""The column of what communication adds to a step, by which findings, page and summary name it."""
-
-ESTIMATORS = NO_SYNC, PROBES = "no_sync", "probes"
-"""Estimators of exposed communication: of a run, and of a training that is watched."""
 
 UNIT = declare_text_column(
     "unit", "what `images_per_s` counts: `images`, or the workload's own, as `tokens`", needed=True
@@ -302,21 +284,7 @@ def make_frame(rows: Iterable[Mapping[str, Any]], columns: tuple[Column, ...]) -
             return pd.array(values, dtype=DTYPES[column.kind])
         found = np.array(values, dtype=np.float64)
         found[abs(found) < MIN_NUMBER] = 0.0
-        return np.where((found > column.above) & (found <= column.most), found, np.nan)
+        return np.where(column.is_within(found), found, np.nan)
 
     rows = list(rows)
     return pd.DataFrame({c.name: make_array(c, [row.get(c.name) for row in rows]) for c in columns})
-
-
-def list_records(cases: pd.DataFrame) -> list[dict[str, Any]]:
-    """List the rows as mappings from column to cell; a missing cell that is no number is None.
-
-    Not `DataFrame.to_dict`, which looks every column up by itself for every row.
-    """
-    import pandas as pd
-
-    names = list(cases.columns)
-    return [
-        {name: None if cell is pd.NA else cell for name, cell in zip(names, row, strict=True)}
-        for row in cases.astype(object).to_numpy().tolist()
-    ]

@@ -12,8 +12,8 @@ import pandas as pd
 from ..plan.settings import IMAGES
 from ..stats.fit import MIN_ROUNDS, FittedSteps
 from ..stats.interval import Interval
-from .case_result import CaseResult
-from .columns import COMPARISONS, list_records
+from .case_result import CaseResult, list_records
+from .columns import COMPARISONS
 
 FASTER, SLOWER, EQUAL, UNRESOLVED, TOO_FEW = ANSWERS = (
     "faster",

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from ..common.numbers import TIMES
 from .columns import (
-    ESTIMATORS,
-    EXPOSED_COMM,
     Column,
     Metric,
     declare_interval_columns,
@@ -17,6 +15,12 @@ from .columns import (
     declare_text_column,
 )
 from .formula import SINGLE, Formula
+
+EXPOSED_COMM = "exposed_comm_ms"
+"""The column of what communication adds to a step, of which the gate compares like with like."""
+
+ESTIMATORS = NO_SYNC, PROBES = "no_sync", "probes"
+"""Estimators of exposed communication: of a run, and of a training that is watched."""
 
 SPEED: tuple[Column, ...] = (
     *declare_interval_columns(
@@ -142,6 +146,7 @@ SPEED: tuple[Column, ...] = (
         "how `exposed_comm_ms` is estimated: `no_sync` of a run (empty in older ones), `probes` of a watched "
         "training, whose buckets were held back; the gate compares only like with like",
         among=ESTIMATORS,
+        value=lambda case, times: case.exposed_by if times.get_steps("no_sync") else None,
         shown="Exposed by = how it was estimated. no_sync: the step without synchronising is one under "
         "no_sync; probes: it is one whose buckets were held back until the last was ready, less what they "
         "then took",

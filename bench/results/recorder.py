@@ -17,7 +17,7 @@ from ..common.process import hold_signals
 from ..plan.sweep import Planned, hash_plan
 from .aggregate import compute_rate_half_widths
 from .blocks import Block
-from .columns import make_storable
+from .columns import MAX_NUMBER, MIN_NUMBER
 from .commands import write_resume_command
 from .disk import remove_unfinished
 from .journal import PLAN_CASES, VERSION, End, Event, Journal, Plan, Settled, UnderWay, read_blocks
@@ -27,6 +27,11 @@ from .store import read_manifest
 
 BlockKey = tuple[str, str, int]
 """A block: case id, phase, round."""
+
+
+def _make_storable(number: float) -> float | None:
+    """Return a number as a cell may hold it: 0 for one too small to tell from 0, None above `MAX_NUMBER`."""
+    return 0.0 if abs(number) < MIN_NUMBER else number if abs(number) <= MAX_NUMBER else None
 
 
 class Recorder:
@@ -102,7 +107,7 @@ class Recorder:
     ) -> None:
         """Status of case `index`; facts are added to those known."""
         old = self.journal.state.settled.get(index)
-        told = {n: make_storable(v) if isinstance(v, float) else v for n, v in (facts or {}).items()}
+        told = {n: _make_storable(v) if isinstance(v, float) else v for n, v in (facts or {}).items()}
         known = {**(old.facts if old else {}), **told}
         self.append_event(Settled(index=index, status=status, reason=reason, facts=known))
 

@@ -8,6 +8,7 @@ import stat
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -167,7 +168,10 @@ def load_tables(path: Path) -> RunData:
         raise UsageError(
             f"{path / 'cases.csv'} is missing; restore the file, or finish the run with --resume"
         )
-    cases = read_table(path / "cases.csv", FILES["cases.csv"])
+    tables: dict[str, Any] = {
+        Path(n).stem: read_table(path / n, FILES[n]) for n in FILES if n != "blocks.csv"
+    }
+    cases = tables["cases"]
     if cases.empty:
         raise UsageError(f"{path / 'cases.csv'} holds no case; restore the file, or measure again")
     twice = cases["case_id"].duplicated()
@@ -175,13 +179,5 @@ def load_tables(path: Path) -> RunData:
         name = cases["case_id"][twice].iloc[0]
         raise UsageError(f"{path / 'cases.csv'}: a case_id stands twice ({name}); restore the file")
     world_size = cases["num_devices"].where(cases["mode"].isin(RANK_PER_DEVICE), 1).fillna(1)
-    return RunData(
-        path,
-        manifest,
-        cases,
-        load_blocks(path / "blocks.csv", dict(zip(cases["case_id"], world_size, strict=True))),
-        read_table(path / "buckets.csv", FILES["buckets.csv"]),
-        read_table(path / "allreduce.csv", FILES["allreduce.csv"]),
-        read_table(path / "comparisons.csv", FILES["comparisons.csv"]),
-        resumable=(path / JOURNAL).is_file(),
-    )
+    blocks = load_blocks(path / "blocks.csv", dict(zip(cases["case_id"], world_size, strict=True)))
+    return RunData(path, manifest, blocks=blocks, resumable=(path / JOURNAL).is_file(), **tables)

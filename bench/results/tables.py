@@ -9,7 +9,6 @@ import codecs
 import contextlib
 import csv
 import io
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
@@ -22,9 +21,8 @@ import pandas as pd
 
 from ..common.errors import UsageError
 from ..common.text import decode_csv_cell, escape_csv_cell
-from .block_rows import assign_block_numbers, find_starts
 from .blocks import Block
-from .columns import BLOCKS, DTYPES, MIN_NUMBER, Column, make_frame
+from .columns import BLOCKS, DTYPES, Column, make_frame
 from .disk import MAX_CSV_BYTES, MAX_LINE, MAX_TABLE_BYTES, open_binary
 
 _PIECE_BYTES, _PIECE_ROWS = MAX_LINE, 50_000
@@ -52,14 +50,13 @@ def read_table(path: Path, columns: tuple[Column, ...]) -> pd.DataFrame:
 def load_blocks(path: Path, num_ranks: Mapping[str, int]) -> pd.DataFrame:
     """Read a blocks.csv. Raises UsageError where its last block lacks ranks, of `num_ranks` by case."""
     frame = read_table(path, BLOCKS)
-    if frame.empty:
-        return frame
-    case_id = frame["case_id"].iloc[-1]
-    tail = frame.iloc[-num_ranks.get(case_id, 1) :]
-    before = len(frame) - len(tail) + find_starts(assign_block_numbers(tail))[-1]
-    if len(frame) - before >= num_ranks.get(case_id, 1):
-        return frame
-    raise UsageError(f"{path} has been cut: the last block of {case_id} lacks ranks; restore the file")
+    if not frame.empty:
+        case_id = frame["case_id"].iloc[-1]
+        needed = num_ranks.get(case_id, 1)
+        last = frame[["case_id", "phase", "round"]].tail(needed)
+        if len(last) < needed or len(last.drop_duplicates()) > 1:
+            raise UsageError(f"{path} has been cut: the last block of {case_id} lacks ranks; restore it")
+    return frame
 
 
 def _join_pieces(pieces: Iterable[pd.DataFrame], columns: tuple[Column, ...]) -> pd.DataFrame:
@@ -167,10 +164,8 @@ def _check_cells(cells: pd.Series[Any], column: Column, content: bytes) -> Any:
         raise ValueError
     else:
         values = cells.dropna().to_numpy() if has_missing else cells.to_numpy()
-        refused = ((values <= column.above) | (values > column.most)).any()
-        if values.dtype.kind == "f":
-            refused |= ((abs(values) < MIN_NUMBER) & (values != 0)).any()
-            refused |= column.kind == "int" and (values != np.floor(values)).any()
+        refused = not column.is_within(values).all()
+        refused |= column.kind == "int" and (values != np.floor(values)).any()
     if refused or (column.needed and has_missing):
         raise ValueError
     found = cells.to_numpy()
@@ -262,18 +257,12 @@ def _format_cells(column: Any) -> list[str]:
 
 def format_csv_value(value: Any) -> str:
     """Format a cell that `read_table` reads as `value`; missing and NaN are empty."""
-    # The most frequent kinds first: a large run writes millions while its ranks wait.
+    # The most frequent kinds first: a large run writes millions.
     if isinstance(value, str):
         return escape_csv_cell(value)
     if isinstance(value, float):
         return "" if value != value else f"{value:.12g}"  # noqa: PLR0124 - NaN alone differs from itself
-    if isinstance(value, tuple):
-        return " ".join([f"{ms:.5g}" for ms in value])
-    if value is None or value is pd.NA:
-        return ""
-    if not isinstance(value, int) and isinstance(value, Mapping):
-        return escape_csv_cell(json.dumps(value)) if value else ""
-    return str(value)
+    return "" if value is None or value is pd.NA else str(value)
 
 
 @contextlib.contextmanager

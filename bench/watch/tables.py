@@ -15,10 +15,10 @@ from ..plan.case import Case
 from ..plan.sweep import Planned
 from ..results.block_times import BlockTimes
 from ..results.blocks import Block
-from ..results.columns import PROBES
 from ..results.disk import replace_file
 from ..results.journal import Settled, State
 from ..results.log_tables import LogTables
+from ..results.metrics import PROBES
 from ..results.round_times import WAIT_KEY, RoundTimes
 from ..results.tables import encode_csv, format_csv_value
 from .steps import MIN_STEP_S, JoinedStep, Step, Watched
