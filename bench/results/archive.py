@@ -131,7 +131,7 @@ def open_run_folder(path: Path) -> Iterator[Path]:
         yield path
         return
     members = read_archive(path)
-    # Not by the prefix of `bench.process`, which removes what nobody holds locked.
+    # Not by the prefix of `make_scratch_folder`: what has that and nobody holds locked is removed.
     with tempfile.TemporaryDirectory(prefix="unpacked-ddp-bench-") as name:
         for member, content in members.items():
             (Path(name) / member).write_bytes(content)

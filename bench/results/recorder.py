@@ -25,9 +25,6 @@ from .log_tables import LogTables
 from .run_folder import RUN_FILES, append_failure, write_manifest, write_trace
 from .store import read_manifest
 
-BlockKey = tuple[str, str, int]
-"""A block: case id, phase, round."""
-
 
 def _make_storable(number: float) -> float | None:
     """Return a number as a cell may hold it: 0 for one too small to tell from 0, None above `MAX_NUMBER`."""
@@ -76,8 +73,8 @@ class Recorder:
         """Number of the workers' launch that measures now; the blocks of each of their starts count alike."""
         return max(len(self.journal.state.attempts), 1)
 
-    def list_measured(self) -> frozenset[BlockKey]:
-        """Every block on disk, of every phase."""
+    def list_measured(self) -> frozenset[tuple[str, str, int]]:
+        """Every block on disk, of every phase: case id, phase, round."""
         return frozenset(
             (case_id, phase, round_index)
             for case_id, case in self.times.cases.items()

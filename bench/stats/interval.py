@@ -179,7 +179,7 @@ def _find_order_place(size: int, confidence: float) -> tuple[int, float]:
 def compute_median_ratio(numerator: Mapping[int, float], denominator: Mapping[int, float]) -> Interval:
     """Median over the common rounds of the ratio formed inside each round, so that drift cancels.
 
-    The ratios that a run tells of its cases come of one fit instead: `Typical.ratios`.
+    The ratios that a run tells of its cases come of one fit instead: `FittedSteps.estimate_ratios`.
     """
     rounds = sorted(numerator.keys() & denominator.keys())
     return compute_median_interval([numerator[r] / denominator[r] for r in rounds])

@@ -294,18 +294,20 @@ def test_details_are_medians_over_ranks_and_moments_those_of_every_block():
 @pytest.mark.parametrize(
     "line",
     [
-        *("a,timed,1,0,0,h,0,0,1,1,", "a,timed,1,0,0,h,0,1,nan,1,", "a,timed,one,0,0,h,0,1,1,1,"),
-        "a,timed,1,0,0,h,0,1,1,one,",
-        "a,anatomy,1,0,0,h,0,1,1,1,{",
-        'a,timed,1,0,0,h,0,1,1,1,"{""gpus"": 5}"',
-        'a,timed,1,0,0,h,0,1,1,1,"{""gpus"": {""0"": [1]}}"',
-        'a,timed,1,0,0,h,0,1,1,1,"{""gpus"": {""0"": {""power_w"": ""much""}}}"',
+        *("a,timed,1,0,1,0,h,0,0,1,1,", "a,timed,1,0,1,0,h,0,1,nan,1,", "a,timed,one,0,1,0,h,0,1,1,1,"),
+        "a,timed,1,0,1,0,h,0,1,1,one,",
+        "a,anatomy,1,0,1,0,h,0,1,1,1,{",
+        'a,timed,1,0,1,0,h,0,1,1,1,"{""gpus"": 5}"',
+        'a,timed,1,0,1,0,h,0,1,1,1,"{""gpus"": {""0"": [1]}}"',
+        'a,timed,1,0,1,0,h,0,1,1,1,"{""gpus"": {""0"": {""power_w"": ""much""}}}"',
         "a,timed,1,0",
-        f"a,timed,1,0,0,{'h' * 5_000_000},0,1,1,1,",
+        f"a,timed,1,0,1,0,{'h' * 5_000_000},0,1,1,1,",
     ],
 )
 def test_a_file_that_is_not_whole_is_refused(line, tmp_path):
     path = tmp_path / "blocks.csv"
     path.write_text(",".join(c.name for c in BLOCKS) + "\n" + line + "\n")
-    with pytest.raises(UsageError, match=r"blocks\.csv cannot be read"), tables.report_read_errors(path):
+    refused = pytest.raises(UsageError, match=r"blocks\.csv cannot be read")
+    with refused as caught, tables.report_read_errors(path):
         RoundTimes.from_frame(tables.load_blocks(path, {}))
+    assert ("cells: " in str(caught.value)) == (line == "a,timed,1,0")
