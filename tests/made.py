@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
+from msgspec import structs
 
 from ddp_bench.bench.machine.launch import Launch
 from ddp_bench.bench.machine.manifest import SCHEMA_VERSION, Manifest, parse_manifest
@@ -90,13 +91,27 @@ def write_blocks(folder: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 def block_of_rows(rows: Sequence[dict[str, Any]]) -> Block:
     """The block that these rows are."""
-    (block,) = group_blocks(make_frame(rows, BLOCKS))
+    (block,) = blocks_of(make_frame(rows, BLOCKS))
     return block
+
+
+def blocks_of(frame: pd.DataFrame) -> Iterator[Block]:
+    """The blocks of a blocks.csv, with what a loaded run leaves aside: hosts, single steps and details."""
+    texts = frame[["host", "steps_ms", "detail"]].astype(object).where(frame.notna(), None)
+    groups = texts.groupby([frame[name] for name in ("case_id", "phase", "round")])
+    for block, (_, rows) in zip(group_blocks(frame), groups, strict=True):
+        hosts, steps_ms, details = rows.to_numpy().T.tolist()
+        yield structs.replace(block, hosts=hosts, steps_ms=steps_ms, details=details)
+
+
+def times_of(frame: pd.DataFrame) -> RoundTimes:
+    """The times of all blocks of a blocks.csv, with their details."""
+    return RoundTimes(blocks_of(frame))
 
 
 def write_tables(folder: Path, cases: Sequence[dict[str, Any]], blocks: Sequence[dict[str, Any]]) -> Path:
     """The tables of a run that has ended so; `cases` are rows without what follows from blocks."""
-    times = RoundTimes.from_frame(make_frame(blocks, BLOCKS))
+    times = times_of(make_frame(blocks, BLOCKS))
     comparisons = compared(make_case_rows(cases, times), times)
     write_blocks(folder, blocks)
     write_table(folder, "cases.csv", make_case_rows(cases, times, comparisons))

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 
 import pandas as pd
 from commands import ROOT
-from made import case_of
+from made import case_of, times_of
 
 from ddp_bench.bench.plan.buckets import BucketLayout
 from ddp_bench.bench.plan.case import Case
@@ -19,7 +19,6 @@ from ddp_bench.bench.results.case_columns import CASES, IDENTITY
 from ddp_bench.bench.results.case_result import list_records, read_case_results
 from ddp_bench.bench.results.columns import COMPARISONS, make_frame
 from ddp_bench.bench.results.comparisons import compare_pairs, list_pairs
-from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.results.tables import encode_table
 
@@ -49,7 +48,7 @@ def renewed(run):
         outcomes.append(describe_planned_case(planned, **known))
         if layout := BucketLayout.from_cell(result.bucket_bytes):
             layouts[result.case_id] = layout
-    times = RoundTimes.from_frame(run.blocks)
+    times = times_of(run.blocks)
     typical = times.fit_steps()
     rated = [
         case for case in read_case_results(make_case_rows(outcomes, times, typical=typical)) if case.is_ok

@@ -18,6 +18,7 @@ from ..findings.wording import label_step
 from ..machine.conditions import name_machine
 from ..plan.buckets import BucketLayout, parse_bucket_caps
 from ..plan.case import HALF_HOOKS, get_wire_share
+from ..results.block_rows import group_blocks
 from ..results.case_result import CaseResult
 from ..results.round_times import ByRound, RoundTimes
 from ..results.store import RunData
@@ -117,8 +118,8 @@ def collect_bucket_ms(run: RunData, case_id: str) -> ByRound:
     blocks = run.blocks[(run.blocks["case_id"] == case_id) & (run.blocks["phase"] == "comm")]
     details = [json.loads(text) if isinstance(text, str) else {} for text in blocks["detail"]]
     buffers_ms = [float(detail.get("buffers_ms", 0.0)) for detail in details]
-    of_buckets = blocks.assign(block_ms=blocks["block_ms"] - buffers_ms, detail=None)
-    return RoundTimes.from_frame(of_buckets).collect_step_ms("comm").get(case_id, {})
+    of_buckets = blocks.assign(block_ms=blocks["block_ms"] - buffers_ms)
+    return RoundTimes(group_blocks(of_buckets)).collect_step_ms("comm").get(case_id, {})
 
 
 @dataclass(frozen=True)

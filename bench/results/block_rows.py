@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,6 @@ from .blocks import Block
 
 _BLOCK_DEFAULTS: Mapping[str, Any] = {"case_id": "", "phase": "", "round": 0, "launch": 1, "started_s": 0.0}
 """Columns in which the ranks of a block agree, and what an empty cell means."""
-
-_TEXTS = ("host", "steps_ms", "detail")
-_RANK_COLUMNS = ("rank", "num_steps", "block_ms", *_TEXTS)
-
-_PIECE_ROWS = 50_000
-"""Rows that are held as Python's objects at a time."""
 
 Numbers = npt.NDArray[np.int64]
 
@@ -33,30 +26,14 @@ def assign_block_numbers(frame: pd.DataFrame) -> Numbers:
     return found
 
 
-def group_blocks(frame: pd.DataFrame, *, with_texts: bool = True) -> Iterator[Block]:
-    """Make the blocks of a blocks.csv, by case, phase and round.
-
-    Hosts, single steps and details, which take most of the time, only `with_texts`.
-    """
+def group_blocks(frame: pd.DataFrame) -> Iterator[Block]:
+    """Make the blocks of a blocks.csv, by case, phase and round, without hosts, single steps and details."""
     numbers = assign_block_numbers(frame)
     order = np.argsort(numbers, kind="stable")
     starts = np.flatnonzero(np.diff(numbers[order], prepend=-1))
-    common = (
-        frame[name].iloc[order[starts]].fillna(usual).tolist() for name, usual in _BLOCK_DEFAULTS.items()
-    )
-    columns = [
-        frame[name].astype(object).where(frame[name].notna(), None).to_numpy()
-        if name in _TEXTS
-        else frame[name].to_numpy()
-        for name in _RANK_COLUMNS
-        if with_texts or name not in _TEXTS
-    ]
-    begun = held = 0
-    for (start, end), told in zip(
-        pairwise([*starts.tolist(), len(frame)]), zip(*common, strict=True), strict=True
-    ):
-        if end > held:
-            begun, held = start, max(start + _PIECE_ROWS, end)
-            cells = [column[order[begun:held]].tolist() for column in columns]
-            cells += [[]] * (len(_RANK_COLUMNS) - len(cells))
-        yield Block(*told, *(column[start - begun : end - begun] for column in cells))
+    firsts = order[starts]
+    common = (frame[name].iloc[firsts].fillna(usual).tolist() for name, usual in _BLOCK_DEFAULTS.items())
+    columns = [frame[name].to_numpy() for name in ("rank", "num_steps", "block_ms")]
+    for told, rows in zip(zip(*common, strict=True), np.split(order, starts[1:]), strict=False):
+        ranks, num_steps, block_ms = (column[rows].tolist() for column in columns)
+        yield Block(*told, ranks, num_steps, block_ms, hosts=[], steps_ms=[], details=[])

@@ -35,7 +35,7 @@ class Block(msgspec.Struct, frozen=True, tag_field="event", tag="block"):
     num_steps: Sequence[_NumSteps]
     block_ms: Sequence[Milliseconds]
     hosts: Sequence[str | None]
-    """Empty, as what follows, where texts were not asked for."""
+    """Empty, as what follows, where it comes from blocks.csv."""
     steps_ms: Sequence[str | None]
     """Durations of the steps, as blocks.csv has them."""
     details: Sequence[str | None]

@@ -15,12 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
-import pandas as pd
 
 from ..machine.gpus import ClockReason
 from ..stats.fit import FITTED_PHASES, FittedSteps
 from ..stats.interval import Samples
-from .block_rows import group_blocks
 from .block_times import DEVICE_ALLOCS, GPUS
 from .blocks import Block
 from .case_columns import CASES
@@ -161,11 +159,6 @@ class RoundTimes:
         """Begin and end of the rounds of each launch of the workers, in seconds since the run began."""
         for block in blocks:
             self.add(block)
-
-    @classmethod
-    def from_frame(cls, frame: pd.DataFrame) -> RoundTimes:
-        """From a loaded blocks.csv."""
-        return cls(group_blocks(frame))
 
     def add(self, block: Block) -> None:
         self.cases.setdefault(block.case_id, CaseTimes()).add(block)

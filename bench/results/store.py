@@ -55,7 +55,7 @@ class RunData:
     @cached_property
     def times(self) -> RoundTimes:
         """Its blocks as numbers, without the single steps and what else they tell in detail."""
-        return RoundTimes(group_blocks(self.blocks, with_texts=False))
+        return RoundTimes(group_blocks(self.blocks))
 
     @cached_property
     def typical(self) -> FittedSteps:

@@ -15,6 +15,7 @@ from commands import ROOT
 
 from ddp_bench.bench.plan.resolve import fill_device_defaults
 from ddp_bench.bench.plan.settings import Settings
+from ddp_bench.bench.results.block_rows import group_blocks
 from ddp_bench.bench.results.comparisons import FASTER, SLOWER, compare_pairs
 from ddp_bench.bench.results.journal import Completion, State
 from ddp_bench.bench.results.round_times import RoundTimes
@@ -35,7 +36,7 @@ def recordings():
     """Log step times less each case's median, rounds x cases, of every recorded run that is long enough."""
     blocks = load_blocks(ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts" / "blocks.csv", {})
     runs = [
-        RoundTimes.from_frame(blocks).collect_step_ms("timed"),
+        RoundTimes(group_blocks(blocks)).collect_step_ms("timed"),
         *(rounds()[name] for name in sorted(rounds(), key=Path)),
     ]
     found = []

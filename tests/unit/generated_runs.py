@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from made import block, compared, made_manifest, planned, resolved
+from made import block, compared, made_manifest, planned, resolved, times_of
 
 from ddp_bench.bench.findings.findings import Conclusion, conclude_run
 from ddp_bench.bench.page.page import Page
 from ddp_bench.bench.results.aggregate import describe_planned_case, make_case_rows
 from ddp_bench.bench.results.columns import ALLREDUCE, BLOCKS, BUCKETS, COMPARISONS, make_frame
-from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.store import RunData
 from ddp_bench.report.page import make_page
 
@@ -105,7 +104,7 @@ def _draw(rng, seed):
         blocks += _blocks_of(rng, case, scale, usual, noise, paces)
     outcomes = [describe_planned_case(p, **facts[p.case.case_id]) for p in plan]
     frame = make_frame(blocks, BLOCKS)
-    times = RoundTimes.from_frame(frame)
+    times = times_of(frame)
     comparisons = compared(make_case_rows(outcomes, times), times, settings.margin)
     others = one_of(0.0, 0.3, 20.0)
     manifest = made_manifest(

@@ -3,14 +3,13 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from made import block, compared, made_manifest
+from made import block, compared, made_manifest, times_of
 
 from ddp_bench.bench.plan.case_settings import DDP_DEFAULTS, STEP_DEFAULTS
 from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.case_result import CaseResult
 from ddp_bench.bench.results.columns import ALLREDUCE, BLOCKS, BUCKETS, COMPARISONS, make_frame
 from ddp_bench.bench.results.comparisons import compute_speedup_over_default
-from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.store import RunData
 
 
@@ -120,7 +119,7 @@ def measured(**values):
 def run(cases, manifest=None, *, path="runs/by-hand", timed_blocks=None):
     told = made_manifest(**manifest or {})
     frame = make_frame(blocks(cases) if timed_blocks is None else timed_blocks, BLOCKS)
-    comparisons = compared(make_frame(cases, CASES), RoundTimes.from_frame(frame), told.margin)
+    comparisons = compared(make_frame(cases, CASES), times_of(frame), told.margin)
     ratios = compute_speedup_over_default(comparisons, map(CaseResult.from_row, cases))
     rows = [
         {**ratios[row["case_id"]].to_columns("vs_ddp_default"), **row} if row["case_id"] in ratios else row

@@ -7,7 +7,7 @@ import made
 import numpy as np
 import pandas as pd
 import pytest
-from made import cap_of, planned, resolved
+from made import cap_of, planned, resolved, times_of
 from scipy import stats as scipy_stats
 
 from ddp_bench.bench.plan.buckets import BucketLayout
@@ -38,11 +38,7 @@ def row_of(key, rows):
     """The row of a case in cases.csv, where these blocks are all that was measured."""
     measured = {row["case_id"] for row in rows}
     outcomes = [describe_planned_case(p) for p in PLAN if p.case.case_id in measured]
-    return (
-        make_case_rows(outcomes, RoundTimes.from_frame(make_frame(rows, BLOCKS)))
-        .set_index("case_id")
-        .loc[IDS[key]]
-    )
+    return make_case_rows(outcomes, times_of(make_frame(rows, BLOCKS))).set_index("case_id").loc[IDS[key]]
 
 
 def frames(step_ms):
@@ -62,7 +58,7 @@ def frames(step_ms):
         else describe_planned_case(p, status="skipped", reason=p.skip_reason or "?")
         for p in PLAN
     ]
-    return make_case_rows(outcomes, RoundTimes.from_frame(blocks)), blocks
+    return make_case_rows(outcomes, times_of(blocks)), blocks
 
 
 DRIFTING = {
@@ -181,7 +177,7 @@ def constant_rounds():
 
 def test_a_metric_of_rounds_and_of_their_fit_is_the_same_formula():
     """`single` is held against nothing, and what was not measured has neither."""
-    times = RoundTimes.from_frame(make_frame(constant_rounds(), BLOCKS))
+    times = times_of(make_frame(constant_rounds(), BLOCKS))
     cases = read_case_results(make_case_rows([describe_planned_case(p) for p in PLAN], RoundTimes()))
     by_round, fitted = compute_metrics_by_round(cases, times), estimate_cases(cases, times.fit_steps())
     ddp, single = IDS["ddp", 2, "1"], IDS["single", 1, ""]
@@ -257,9 +253,7 @@ def test_what_synchronised_batch_norm_sends_is_exposed_and_nothing_is_said_of_hi
         for r in ROUNDS
         for phase, ms in (("timed", 130.0), ("no_sync", 100.0), ("comm", 40.0))
     ]
-    row = make_case_rows(
-        [describe_planned_case(synced)], RoundTimes.from_frame(make_frame(rows, BLOCKS))
-    ).iloc[0]
+    row = make_case_rows([describe_planned_case(synced)], times_of(make_frame(rows, BLOCKS))).iloc[0]
     assert row["exposed_comm_ms"] == pytest.approx(30.0)
     assert pd.isna(row["hidden_pct"])
 
@@ -285,7 +279,7 @@ def test_buckets_are_launched_once_all_before_them_are_ready():
     layout = BucketLayout(num_bytes=(400, 800, 1200), parameters=((0,), (1, 2), (3, 4, 5)))
 
     def found_in(rows, layout=layout):
-        return make_bucket_rows({IDS[key]: layout}, RoundTimes.from_frame(make_frame(rows, BLOCKS)))
+        return make_bucket_rows({IDS[key]: layout}, times_of(make_frame(rows, BLOCKS)))
 
     found = found_in(rows)
     assert found["rank"].tolist() == [0, 0, 0, 1, 1, 1]

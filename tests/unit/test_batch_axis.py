@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 from commands import ROOT
 from finding_cases import exposing, made_run, over, pair
-from made import block, case_of, made_manifest
+from made import block, case_of, made_manifest, times_of
 from recorded_pages import compiled
 from report_runs import case, drawn, measured, run
 from test_next_step import parsed
@@ -29,7 +29,6 @@ from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.case_result import read_case_results
 from ddp_bench.bench.results.columns import BLOCKS, make_frame
 from ddp_bench.bench.results.comparisons import compute_speedup_over_default, list_pairs
-from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.report.page import make_page
 from ddp_bench.report.tables import tabulate_results, tabulate_unmeasured
@@ -94,7 +93,7 @@ def rows_and_blocks(**how):
         for rank in range(p.case.num_ranks)
     ]
     return make_case_rows(
-        [describe_planned_case(p) for p in plan], RoundTimes.from_frame(make_frame(blocks, BLOCKS))
+        [describe_planned_case(p) for p in plan], times_of(make_frame(blocks, BLOCKS))
     ), blocks
 
 

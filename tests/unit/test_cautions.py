@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from gate_runs import block_rows, plan
-from made import made_manifest
+from made import made_manifest, times_of
 from msgspec import structs
 from report_runs import case, run
 
@@ -22,7 +22,6 @@ from ddp_bench.bench.results.block_times import NotProved, ProofResult
 from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.case_result import read_case_results
 from ddp_bench.bench.results.columns import BLOCKS, make_frame
-from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.worker.facts import make_proof_facts
 from ddp_bench.report.conditions import group_conditions
 
@@ -192,7 +191,7 @@ def found(*series):
         for p, times in zip(planned, series, strict=True)
         for row in block_rows(p.case.case_id, p.case.mode, times)
     ]
-    times = RoundTimes.from_frame(make_frame(rows, BLOCKS))
+    times = times_of(make_frame(rows, BLOCKS))
     cases = make_case_rows([describe_planned_case(p) for p in planned], times)
     made = [*check_rounds(read_case_results(cases), times)]
     assert len({caution.kind for caution in made}) == len(made)
@@ -235,12 +234,10 @@ def test_a_run_that_measured_little_nothing_or_lacks_its_blocks():
     assert set(found([100.0, 101, 99])) == {"few rounds"}
     planned = plan()
     blocks = make_frame(block_rows(planned[0].case.case_id, "single", [100.0, 101]), BLOCKS)
-    cases = read_case_results(
-        make_case_rows([describe_planned_case(planned[0])], RoundTimes.from_frame(blocks))
-    )
+    cases = read_case_results(make_case_rows([describe_planned_case(planned[0])], times_of(blocks)))
     broken = blocks.assign(block_ms=pd.Series([0.0, float("nan")]))
     for of, times in (([], blocks), (cases, blocks[:0]), (cases, broken[broken["block_ms"] > 0])):
-        assert [*check_rounds(of, RoundTimes.from_frame(times))] == []
+        assert [*check_rounds(of, times_of(times))] == []
 
 
 def test_what_one_round_among_many_does_and_no_noise_at_all_are_not_mentioned():

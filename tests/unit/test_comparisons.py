@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from made import made_manifest, new_run, planned, resolved
+from made import made_manifest, new_run, planned, resolved, times_of
 from recorded_pages import FORMS
 from report_runs import case
 from sample_runs import EVERY_SAMPLE, comparisons, rebuilt
@@ -29,7 +29,6 @@ from ddp_bench.bench.results.comparisons import (
     read_comparisons,
 )
 from ddp_bench.bench.results.recorder import Recorder
-from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.stats.fit import FittedSteps
 from ddp_bench.bench.stats.interval import Interval
@@ -174,7 +173,7 @@ def test_quotients_hang_together(path):
 def test_dp_stands_below_the_line_in_its_comparison():
     """As gathered in cases.csv: DP over DDP's default is the inverse of the answer that is printed."""
     _, blocks = frames(DRIFTING)
-    times = RoundTimes.from_frame(blocks)
+    times = times_of(blocks)
     dp, ddp, cap = (IDS[key] for key in (("dp", 2, ""), ("ddp", 2, "default"), ("ddp", 2, "1")))
     batch = {p.case.case_id: p.case.global_batch for p in PLAN}
     found = compare_pairs([(ddp, dp), (cap, ddp)], times.fit_steps(), units=batch, margin=0.05)

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 from finding_cases import made_run, over, pair
-from made import block
+from made import block, times_of
 from recorded_pages import compiled
 from report_runs import case, run
 from test_plan import make, names, resolved
@@ -22,7 +22,6 @@ from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.case_result import CaseResult, read_case_results
 from ddp_bench.bench.results.columns import BLOCKS, make_frame
 from ddp_bench.bench.results.comparisons import Comparison, compute_speedup_over_default, list_pairs
-from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.run.schedule import list_fixed_phases
 from ddp_bench.bench.stats.interval import Interval
 
@@ -114,9 +113,7 @@ def measured_blocks():
 
 def test_speed_up_refers_to_single_compiled_alike():
     blocks = make_frame(measured_blocks(), BLOCKS)
-    rows = make_case_rows(
-        [describe_planned_case(p, num_buckets=1) for p in PLAN], RoundTimes.from_frame(blocks)
-    )
+    rows = make_case_rows([describe_planned_case(p, num_buckets=1) for p in PLAN], times_of(blocks))
     speedup = {
         (row["compile"], row["num_devices"]): row["speedup"]
         for row in rows.to_dict("records")

@@ -8,7 +8,7 @@ import pandas as pd
 import pynvml
 import pytest
 from doctor_machines import Machine
-from made import block, made_manifest, planned, resolved
+from made import block, made_manifest, planned, resolved, times_of
 from report_runs import case
 
 from ddp_bench.bench.findings.cautions import check_conditions
@@ -19,7 +19,6 @@ from ddp_bench.bench.results.aggregate import describe_planned_case, make_case_r
 from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.case_result import read_case_results
 from ddp_bench.bench.results.columns import BLOCKS, make_frame
-from ddp_bench.bench.results.round_times import RoundTimes
 
 BOTH = ["GPU-a1234567", "GPU-b1234567"]
 
@@ -161,7 +160,7 @@ def rows(mode, round_index, *ranks, ms=100.0):
 
 def row_of(mode, *blocks):
     frame = make_frame([row for ranks in blocks for row in ranks], BLOCKS)
-    return make_case_rows([describe_planned_case(PLAN[mode])], RoundTimes.from_frame(frame)).iloc[0]
+    return make_case_rows([describe_planned_case(PLAN[mode])], times_of(frame)).iloc[0]
 
 
 def test_the_gpus_of_all_ranks_together():

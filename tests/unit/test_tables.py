@@ -16,7 +16,7 @@ from gate_runs import write_run
 from selection import in_campaign
 
 from ddp_bench.bench.common.errors import UsageError
-from ddp_bench.bench.results import block_rows, tables
+from ddp_bench.bench.results import tables
 from ddp_bench.bench.results.case_columns import CASES, FILES
 from ddp_bench.bench.results.columns import BLOCKS, Column, make_frame
 from ddp_bench.bench.results.disk import read_json
@@ -132,16 +132,10 @@ def test_a_table_in_pieces_is_the_table(num_bytes, tmp_path, monkeypatch):
     path = tmp_path / "blocks.csv"
     content = write(tmp_path)
 
-    def read():
-        frame = tables.load_blocks(path, RANKS)
-        return frame, [*block_rows.group_blocks(frame)]
-
-    whole, found = read()
+    whole = tables.load_blocks(path, RANKS)
     assert len(whole) == content.count(b"\n") - 1
-    for module, name, most in ((tables, "_PIECE_BYTES", num_bytes), (block_rows, "_PIECE_ROWS", 2)):
-        monkeypatch.setattr(module, name, most)
-    pd.testing.assert_frame_equal(read()[0], whole)
-    assert read()[1] == found
+    monkeypatch.setattr(tables, "_PIECE_BYTES", num_bytes)
+    pd.testing.assert_frame_equal(tables.load_blocks(path, RANKS), whole)
     number = content.count(b"\n") + 1
     path.write_bytes(content + content.splitlines(keepends=True)[-1].replace(b",2.5,", b",-1,"))
     assert f"block_ms cannot be '-1' (line {number})" in said_of(
@@ -309,5 +303,5 @@ def test_a_file_that_is_not_whole_is_refused(line, tmp_path):
     path.write_text(",".join(c.name for c in BLOCKS) + "\n" + line + "\n")
     refused = pytest.raises(UsageError, match=r"blocks\.csv cannot be read")
     with refused as caught, tables.report_read_errors(path):
-        RoundTimes.from_frame(tables.load_blocks(path, {}))
+        made.times_of(tables.load_blocks(path, {}))
     assert ("cells: " in str(caught.value)) == (line == "a,timed,1,0")
