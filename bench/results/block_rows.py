@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,9 @@ from .blocks import Block
 
 _BLOCK_DEFAULTS: Mapping[str, Any] = {"case_id": "", "phase": "", "round": 0, "launch": 1, "started_s": 0.0}
 """Columns in which the ranks of a block agree, and what an empty cell means."""
+
+_NO_TEXTS: Sequence[Sequence[str]] = ((), (), ())
+"""Hosts, single steps and details of a block, which take most of the time to read, and nobody asks for."""
 
 Numbers = npt.NDArray[np.int64]
 
@@ -27,7 +30,7 @@ def assign_block_numbers(frame: pd.DataFrame) -> Numbers:
 
 
 def group_blocks(frame: pd.DataFrame) -> Iterator[Block]:
-    """Make the blocks of a blocks.csv, by case, phase and round, without hosts, single steps and details."""
+    """Make the blocks of a blocks.csv, by case, phase and round."""
     numbers = assign_block_numbers(frame)
     order = np.argsort(numbers, kind="stable")
     starts = np.flatnonzero(np.diff(numbers[order], prepend=-1))
@@ -35,5 +38,4 @@ def group_blocks(frame: pd.DataFrame) -> Iterator[Block]:
     common = (frame[name].iloc[firsts].fillna(usual).tolist() for name, usual in _BLOCK_DEFAULTS.items())
     columns = [frame[name].to_numpy() for name in ("rank", "num_steps", "block_ms")]
     for told, rows in zip(zip(*common, strict=True), np.split(order, starts[1:]), strict=False):
-        ranks, num_steps, block_ms = (column[rows].tolist() for column in columns)
-        yield Block(*told, ranks, num_steps, block_ms, hosts=[], steps_ms=[], details=[])
+        yield Block(*told, *(column[rows].tolist() for column in columns), *_NO_TEXTS)
