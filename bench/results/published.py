@@ -42,10 +42,10 @@ class Scaling(NamedTuple):
         """Return whether all is alike but the kind of 16 bits, and the batches are near each other."""
         batches = [one.case.batch_per_device or math.nan for one in (self, other)]
         is_near = 1 / MAX_BATCH_RATIO <= batches[0] / batches[1] <= MAX_BATCH_RATIO
-        return is_near and _identify(self.case) == _identify(other.case)
+        return is_near and _list_conditions(self.case) == _list_conditions(other.case)
 
 
-def _identify(case: CaseResult) -> tuple[object, ...]:
+def _list_conditions(case: CaseResult) -> tuple[object, ...]:
     precision = "16 bits" if case.precision.endswith("16") else case.precision
     model = name_gpu_model(case.device_name).casefold()
     return case.arch, case.image_size, model, case.num_devices, case.num_nodes, precision

@@ -28,6 +28,7 @@ from ddp_bench.bench.results.round_times import RoundTimes
 
 PLAN = planned(resolved(gpus=(1, 2), bucket_cap_mb=("default", "1")))
 IDS = {(p.case.mode, p.case.num_devices, cap_of(p.case)): p.case.case_id for p in PLAN}
+SINGLE, DDP, DP, CAP = ("single", 1, ""), ("ddp", 2, "default"), ("dp", 2, ""), ("ddp", 2, "1")
 
 
 def block(key, round_index, step_ms, **more):
@@ -62,17 +63,17 @@ def frames(step_ms):
 
 
 DRIFTING = {
-    ("single", 1, ""): [100.0, 110, 120, 130, 140],
+    SINGLE: [100.0, 110, 120, 130, 140],
     ("ddp", 1, "default"): [101.0, 111, 121, 131, 141],
-    ("dp", 2, ""): [200.0, 220, 240, 260, 280],
-    ("ddp", 2, "default"): [125.0, 137.5, 150, 162.5, 175],
-    ("ddp", 2, "1"): [112.5, 123.8, 135, 146.2, 157.5],
+    DP: [200.0, 220, 240, 260, 280],
+    DDP: [125.0, 137.5, 150, 162.5, 175],
+    CAP: [112.5, 123.8, 135, 146.2, 157.5],
 }
 
 
 def test_ratios_are_formed_inside_a_round():
     cases, _ = frames(DRIFTING)
-    row = cases.set_index("case_id").loc[IDS["ddp", 2, "default"]]
+    row = cases.set_index("case_id").loc[IDS[DDP]]
     assert row["speedup"] == pytest.approx(1.6)
     ends = np.log([row["speedup_low"] / row["speedup"], row["speedup_high"] / row["speedup"]])
     assert ends == pytest.approx([0, 0], abs=1e-4), "the drift of 40% cancels"
@@ -99,22 +100,24 @@ LAG_MS = [4.0, 6, 3, 5, 2, 7]
 """How much later rank 1 is than rank 0 where nobody waits."""
 
 
+def phases(key=CAP, rank=0, **series):
+    """The blocks of a rank of a case, by phase and round."""
+    return [
+        block(key, r, ms, phase=phase, rank=rank)
+        for phase, all_ms in series.items()
+        for r, ms in enumerate(all_ms, 1)
+    ]
+
+
 def by_hand():
     """The row of DDP on two devices: rank 1 is the slower one where no rank waits, rank 0 in timed blocks."""
-    key, rows = ("ddp", 2, "1"), []
-    for r, single, ddp, local, comm, lag in zip(
-        ROUNDS, SINGLE_MS, DDP_MS, LOCAL_MS, COMM_MS, LAG_MS, strict=True
-    ):
-        rows += [block(("single", 1, ""), r, single)]
-        rows += [block(key, r, ddp, rank=0), block(key, r, ddp - 10, rank=1)]
-        rows += [
-            block(key, r, local - lag, rank=0, phase="no_sync"),
-            block(key, r, local, rank=1, phase="no_sync"),
-        ]
-        rows += [block(key, r, comm, rank=rank, phase="comm") for rank in (0, 1)]
-        detail = json.dumps({"forward_ms": 10.0 + r, "last_ready_ms": 60.0, "local_last_ready_ms": 40.0})
-        rows += [block(key, r, 1.1 * ddp, phase="anatomy") | {"detail": detail}]
-    return row_of(key, rows)
+    first_ms = [local - lag for local, lag in zip(LOCAL_MS, LAG_MS, strict=True)]
+    rows = phases(SINGLE, timed=SINGLE_MS) + phases(timed=DDP_MS, no_sync=first_ms, comm=COMM_MS)
+    rows += phases(rank=1, timed=[ms - 10 for ms in DDP_MS], no_sync=LOCAL_MS, comm=COMM_MS)
+    for r, row in enumerate(phases(anatomy=[1.1 * ms for ms in DDP_MS]), 1):
+        detail = {"forward_ms": 10.0 + r, "last_ready_ms": 60.0, "local_last_ready_ms": 40.0}
+        rows.append(row | {"detail": json.dumps(detail)})
+    return row_of(CAP, rows)
 
 
 @pytest.mark.parametrize(
@@ -154,9 +157,6 @@ def test_typical_columns_are_close_to_the_geometric_mean(name, by_round):
     assert row[f"{name}_low"] < scipy_stats.gmean(by_round) < row[f"{name}_high"]
 
 
-CONSTANT = {"single": 100.0, "timed": 125.0, "no_sync": 110.0, "comm": 30.0}
-"""ms of every round: of one device, and of the phases of DDP on two, of which each has a batch of 16."""
-
 BY_HAND = {
     "step_ms": 125.0,
     "images_per_s": 32 * 1000 / 125,
@@ -166,21 +166,16 @@ BY_HAND = {
 }
 
 
-def constant_rounds():
-    """Rows of DDP's case and of `single`'s, each round like the other."""
-    key = ("ddp", 2, "1")
-    rows = [block(("single", 1, ""), r, CONSTANT["single"]) for r in ROUNDS]
-    return rows + [
-        block(key, r, ms, phase=phase) for r in ROUNDS for phase, ms in CONSTANT.items() if phase != "single"
-    ]
+CONSTANT = phases(SINGLE, timed=[100.0] * 6) + phases(timed=[125.0] * 6, no_sync=[110.0] * 6, comm=[30.0] * 6)
+"""Blocks of one device, and of DDP on two, of which each has a batch of 16; each round is like the other."""
 
 
 def test_a_metric_of_rounds_and_of_their_fit_is_the_same_formula():
     """`single` is held against nothing, and what was not measured has neither."""
-    times = times_of(make_frame(constant_rounds(), BLOCKS))
+    times = times_of(make_frame(CONSTANT, BLOCKS))
     cases = read_case_results(make_case_rows([describe_planned_case(p) for p in PLAN], RoundTimes()))
     by_round, fitted = compute_metrics_by_round(cases, times), estimate_cases(cases, times.fit_steps())
-    ddp, single = IDS["ddp", 2, "1"], IDS["single", 1, ""]
+    ddp, single = IDS[CAP], IDS[SINGLE]
     for name, value in BY_HAND.items():
         assert by_round[ddp][name] == pytest.approx(dict.fromkeys(ROUNDS, value)), name
         known = value if name == "exposed_comm_ms" else math.log(value)
@@ -188,15 +183,15 @@ def test_a_metric_of_rounds_and_of_their_fit_is_the_same_formula():
     assert by_round[single]["speedup"] == {}
     assert by_round[single]["step_ms"] == dict.fromkeys(ROUNDS, 100.0)
     assert math.isnan(fitted[single]["speedup"].value)
-    assert by_round[IDS["dp", 2, ""]]["images_per_s"] == {}
-    assert math.isnan(fitted[IDS["dp", 2, ""]]["images_per_s"].value)
+    assert by_round[IDS[DP]]["images_per_s"] == {}
+    assert math.isnan(fitted[IDS[DP]]["images_per_s"].value)
 
 
 def test_the_share_of_a_step_that_communication_adds():
     """Hold it against a value by hand: 15 of 125 ms are 12%; it has an interval."""
-    row = row_of(("ddp", 2, "1"), constant_rounds())
+    row = row_of(CAP, CONSTANT)
     assert row["exposed_comm_pct"] == pytest.approx(12.0)
-    assert pd.isna(row_of(("single", 1, ""), constant_rounds())["exposed_comm_pct"])
+    assert pd.isna(row_of(SINGLE, CONSTANT)["exposed_comm_pct"])
     row = by_hand()
     shares = [100 * (1 - local / ms) for ms, local in zip(DDP_MS, LOCAL_MS, strict=True)]
     assert row["exposed_comm_pct_low"] < np.mean(shares) < row["exposed_comm_pct_high"]
@@ -216,25 +211,23 @@ def test_what_has_no_interval_by_hand():
     assert row["backend"] == "gloo"
 
 
-def hiding(key, steps_ms):
+def hiding(steps_ms):
     """The row of a case whose step is 100 ms under `no_sync` and whose communication alone takes 40 ms."""
-    rows = []
-    for r, ms in enumerate(steps_ms, 1):
-        rows += [block(key, r, ms), block(key, r, 100.0, phase="no_sync"), block(key, r, 40.0, phase="comm")]
-    return row_of(key, rows)
+    num = len(steps_ms)
+    return row_of(CAP, phases(timed=steps_ms, no_sync=[100.0] * num, comm=[40.0] * num))
 
 
 @pytest.mark.parametrize(("step_ms", "hidden"), [(130.0, 25.0), (150.0, -25.0), (140.0, 0.0), (70.0, 175.0)])
 def test_exposed_and_hidden_communication_by_definition(step_ms, hidden):
     """The share is not clamped."""
-    row = hiding(("ddp", 2, "1"), [step_ms] * 5)
+    row = hiding([step_ms] * 5)
     assert row["exposed_comm_ms"] == pytest.approx(step_ms - 100.0)
     assert (row["comm_ms"], row["no_sync_step_ms"]) == pytest.approx((40.0, 100.0))
     assert row["hidden_pct"] == pytest.approx(hidden, abs=1e-9)
 
 
 def test_below_five_rounds_there_is_no_interval_and_no_hidden_share():
-    few, enough = (hiding(("ddp", 2, "1"), [120.0, 121, 119, 122, 118][:n]) for n in (4, 5))
+    few, enough = (hiding([120.0, 121, 119, 122, 118][:n]) for n in (4, 5))
     assert few["step_ms"] == pytest.approx(120.5, abs=0.1)
     for name in ("step_ms", "images_per_s", "exposed_comm_ms"):
         assert few[name] == few[name]
@@ -246,24 +239,20 @@ def test_below_five_rounds_there_is_no_interval_and_no_hidden_share():
 
 def test_what_synchronised_batch_norm_sends_is_exposed_and_nothing_is_said_of_hiding():
     """Its messages are not in `comm_ms`, so the two do not make a share."""
-    (planned,) = (p for p in PLAN if p.case.case_id == IDS["ddp", 2, "1"])
+    (planned,) = (p for p in PLAN if p.case.case_id == IDS[CAP])
     synced = replace(planned, case=replace(planned.case, sync_batchnorm=True))
-    rows = [
-        block(("ddp", 2, "1"), r, ms, phase=phase) | {"case_id": synced.case.case_id}
-        for r in ROUNDS
-        for phase, ms in (("timed", 130.0), ("no_sync", 100.0), ("comm", 40.0))
-    ]
+    rows = phases(timed=[130.0] * 6, no_sync=[100.0] * 6, comm=[40.0] * 6)
+    rows = [row | {"case_id": synced.case.case_id} for row in rows]
     row = make_case_rows([describe_planned_case(synced)], times_of(make_frame(rows, BLOCKS))).iloc[0]
     assert row["exposed_comm_ms"] == pytest.approx(30.0)
     assert pd.isna(row["hidden_pct"])
 
 
 def test_a_share_stays_between_0_and_100_with_its_interval():
-    key, rows = ("ddp", 2, "1"), []
-    for r, share in enumerate([0.5, 1.0, 50.0, 50.0, 60.0, 99.5], 1):
-        rows += [block(key, r, 130.0)]
-        rows += [block(key, r, 140.0, phase="trace") | {"detail": json.dumps({"overlap_trace_pct": share})}]
-    row = row_of(key, rows)
+    shares = [0.5, 1.0, 50.0, 50.0, 60.0, 99.5]
+    traced = zip(phases(trace=[140.0] * 6), shares, strict=True)
+    rows = [row | {"detail": json.dumps({"overlap_trace_pct": share})} for row, share in traced]
+    row = row_of(CAP, rows + phases(timed=[130.0] * 6))
     assert row["overlap_trace_pct"] == 50.0
     assert 0 <= row["overlap_trace_pct_low"] < 50 < row["overlap_trace_pct_high"] <= 100
 
