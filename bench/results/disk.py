@@ -69,7 +69,8 @@ def open_regular(path: Path, flags: int, *, follow: bool = False, mode: int = 0o
     return descriptor
 
 
-def _open(path: Path, *, most_bytes: int, follow: bool) -> int:
+def open_binary(path: Path, *, most_bytes: int, follow: bool = False) -> BinaryIO:
+    """Open a file of at most `most_bytes`; `follow` links of a path that the user named."""
     try:
         descriptor = open_regular(path, os.O_RDONLY, follow=follow)
     except FileNotFoundError:
@@ -80,19 +81,13 @@ def _open(path: Path, *, most_bytes: int, follow: bool) -> int:
     if size > most_bytes:
         os.close(descriptor)
         raise UsageError(f"{path} is too large: {size} bytes, at most {most_bytes} are read; is it the one?")
-    return descriptor
-
-
-def open_binary(path: Path, *, most_bytes: int) -> BinaryIO:
-    """Open a file of at most `most_bytes`, to be read line by line."""
-    return os.fdopen(_open(path, most_bytes=most_bytes, follow=False), "rb")
+    return os.fdopen(descriptor, "rb")
 
 
 def read_bytes(path: Path, *, most_bytes: int, follow: bool = False) -> bytes:
-    """Read the content of a file of at most `most_bytes`; `follow` links of a path that the user named."""
-    descriptor = _open(path, most_bytes=most_bytes, follow=follow)
+    """Read the content of a file that `open_binary` opens."""
     try:
-        with os.fdopen(descriptor, "rb") as file:
+        with open_binary(path, most_bytes=most_bytes, follow=follow) as file:
             return file.read(most_bytes)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {describe_error(error)}; name a readable file") from None

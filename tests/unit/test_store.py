@@ -298,6 +298,14 @@ def test_another_run_is_not_gone_on_with_and_each_difference_is_named(tmp_path):
         check_same(tmp_path, then, made_manifest(**THEN | other))
 
 
+def begun(*, cores=1, out=None, **manifest):
+    """What a run of one round has that was begun in the folder `out`: recorder, lock and notes."""
+    settings = replace(resolved(devices=cores, arch="resnet20", rounds=1), out=out and str(out))
+    plan = planned(settings, devices=cores, arch="resnet20", image_size=32)
+    told = made_manifest(**THEN | {"plan_hash": hash_plan(plan), **manifest})
+    return open_run(settings, plan, told, {}, resume=None)
+
+
 def opened(run_id, monkeypatch, *, restarts=0, cores=1, gpus="ab"):
     """The folder that ranks under torchrun open, which name none."""
     for name in ("RANK", "LOCAL_RANK"):
@@ -306,11 +314,8 @@ def opened(run_id, monkeypatch, *, restarts=0, cores=1, gpus="ab"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", run_id)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
-    settings = resolved(devices=cores, arch="resnet20", rounds=1)
-    plan = planned(settings, devices=cores, arch="resnet20", image_size=32)
     ranks = [{"rank": rank, "gpu": gpu, "device_name": f"GPU {gpu}"} for rank, gpu in enumerate(gpus)]
-    manifest = made_manifest(**THEN | {"plan_hash": hash_plan(plan), "ranks": ranks})
-    recorder, lock, _ = open_run(settings, plan, manifest, {}, resume=None)
+    recorder, lock, _ = begun(cores=cores, ranks=ranks)
     lock.release()
     return recorder.folder.absolute()
 
@@ -359,11 +364,8 @@ def test_a_run_for_which_there_is_no_room_claims_nothing(sizes_kib, is_there, di
         out = disk(kib) / "run"
         if is_there:
             out.mkdir()
-        settings = replace(resolved(devices=1, arch="resnet20", rounds=1), out=str(out))
-        plan = planned(settings, devices=1, arch="resnet20", image_size=32)
-        manifest = made_manifest(**THEN | {"plan_hash": hash_plan(plan)})
         try:
-            recorder, lock, _ = open_run(settings, plan, manifest, {}, resume=None)
+            recorder, lock, _ = begun(out=out)
         except UsageError as error:
             said.append(str(error))
             left = [path.name for path in out.parent.rglob("*")]
@@ -398,12 +400,8 @@ def test_a_page_for_which_there_is_no_room_costs_no_measurement(disk, capsys):
 
 
 def test_nothing_is_written_into_a_folder_that_has_come_to_the_place_of_a_runs(tmp_path):
-    settings = resolved(devices=1, arch="resnet20", rounds=1)
-    plan = planned(settings, devices=1, arch="resnet20", image_size=32)
     out, other = tmp_path / "run", tmp_path / "other"
-    settings = replace(settings, out=str(out))
-    manifest = made_manifest(**THEN | {"plan_hash": hash_plan(plan)})
-    recorder, *_ = open_run(settings, plan, manifest, {}, resume=None)
+    recorder, *_ = begun(out=out)
     shutil.copytree(out, other)
     before = {path: path.read_bytes() for path in other.iterdir()}
     out.rename(tmp_path / "renamed")
