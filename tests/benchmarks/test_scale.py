@@ -24,20 +24,14 @@ import pytest
 from commands import ROOT
 
 from ddp_bench.bench.findings.findings import conclude_run
-from ddp_bench.bench.machine.manifest import Manifest
 from ddp_bench.bench.plan.resolve import fill_device_defaults
 from ddp_bench.bench.plan.settings import Settings
 from ddp_bench.bench.plan.sweep import Machine, expand_cases, hash_plan
-from ddp_bench.bench.results.aggregate import describe_planned_case, make_case_rows
 from ddp_bench.bench.results.block_times import BlockTimes
-from ddp_bench.bench.results.blocks import Block
-from ddp_bench.bench.results.case_result import CaseResult
 from ddp_bench.bench.results.columns import ALLREDUCE, BLOCKS, BUCKETS, COMPARISONS, make_frame
-from ddp_bench.bench.results.comparisons import compare_pairs, list_pairs
-from ddp_bench.bench.results.journal import JOURNAL, Completion, Journal, Layout, read, read_blocks
+from ddp_bench.bench.results.journal import JOURNAL, Completion, Layout, read
 from ddp_bench.bench.results.recorder import Recorder
-from ddp_bench.bench.results.round_times import RoundTimes
-from ddp_bench.bench.results.run_folder import write_blocks, write_table
+from ddp_bench.bench.results.run_folder import write_table
 from ddp_bench.bench.results.store import RunData, load_run
 from ddp_bench.bench.run.open_folder import begin_attempt
 from ddp_bench.bench.run.rounds import Rounds
@@ -78,6 +72,19 @@ def times_of(index, round_index, num_ranks, share=1.0, detail=None):
     return found
 
 
+def begun(folder, planned):
+    """The record of a run of this plan whose cases are prepared."""
+    told = {"plan_hash": hash_plan(planned), "created_utc": "2026-01-02T03:04:05+00:00"}
+    told |= {"settings": {"margin": 0.05, "device": "cuda"}}
+    recorder = Recorder.begin(planned, made.new_run(folder, **told))
+    begin_attempt(recorder, {})
+    for index, one in enumerate(planned):
+        if one.skip_reason is None:
+            recorder.set_outcome(index, "ok", "", {"num_buckets": 4, "device_name": "NVIDIA H200"})
+            recorder.append_event(Layout(case_id=one.case.case_id, num_bytes=(4, 4, 4, 4)))
+    return recorder
+
+
 def recorded_run(folder, num_caps, num_rounds, num_ranks):
     """Numbers of cases and blocks, processor time of every part, and peak memory."""
     os.fsync, folder = lambda _descriptor: None, Path(folder)
@@ -85,44 +92,32 @@ def recorded_run(folder, num_caps, num_rounds, num_ranks):
 
     @contextmanager
     def timed(part):
-        begun = time.process_time()
+        start_s = time.process_time()
         yield
-        cpu_s[part] = cpu_s.get(part, 0.0) + time.process_time() - begun
+        cpu_s[part] = cpu_s.get(part, 0.0) + time.process_time() - start_s
 
     with timed("plan"):
         planned = plan(num_caps, num_ranks)
-        ids = [p.case.case_id for p in planned]
-    ranks = [p.case.num_devices for p in planned]
-    outcomes = [describe_planned_case(p, num_buckets=4, device_name="NVIDIA H200") for p in planned]
-    log = Journal(made.new_run(folder))
+    recorder, ranks = begun(folder, planned), [p.case.num_devices for p in planned]
     for round_index in range(1, num_rounds + 1):
         for index in draw_round_order(len(planned), seed=0, round_index=round_index):
             found = times_of(index, round_index, ranks[index])
+            place = (planned[index].case.case_id, "timed", round_index, index, 10.0 * round_index)
             with timed("store"):
-                block = Block.from_times(
-                    1, ids[index], "timed", round_index, index, 10.0 * round_index, found
-                )
-                log.write(block, sync=True)
+                recorder.add_block(*place, found)
         with timed("summarise"):
-            write_table(folder, "cases.csv", make_case_rows(outcomes, log.state.times))
-    del log
+            recorder.refresh()
+            assert len(recorder.tables.cases) == len(planned)
+    del recorder
     with timed("resume"):
-        times = RoundTimes(read_blocks(folder))
-        batches = {p.case.case_id: p.case.global_batch for p in planned}
-        rows = [
-            {**p.case.to_row(), "case_id": p.case.case_id, "oversubscribed": p.oversubscribed}
-            for p in planned
-        ]
-        typical = times.fit_steps()
-        pairs = list_pairs(map(CaseResult.from_row, rows))
-        comparisons = compare_pairs(pairs, typical, units=batches, margin=0.05)
-        cases = make_case_rows(outcomes, times, comparisons, typical=typical)
+        recorder = Recorder.reopen(folder)
+        cases = recorder.tables.cases
     with timed("tables"):
-        write_blocks(folder, read_blocks(folder))
-    told = make_frame([one.to_row() for one in comparisons], COMPARISONS)
+        recorder.write()
+    told = make_frame([one.to_row() for one in recorder.tables.comparisons], COMPARISONS)
     nothing = (make_frame([], columns) for columns in (BLOCKS, BUCKETS, ALLREDUCE))
-    run = RunData(folder, Manifest(), cases, *nothing, told)
-    vars(run)["times"] = times
+    run = RunData(folder, recorder.manifest, cases, *nothing, told)
+    vars(run)["times"] = recorder.times
     with timed("findings"):
         assert conclude_run(run).verdicts
     assert len(cases) == len(planned)
@@ -252,14 +247,7 @@ def log_of(folder, num_caps, num_rounds, num_ranks):
     """Write a run by its recorder; the rows, seconds of measuring, and those that its ranks wait for it."""
     os.fsync, folder = lambda _descriptor: None, Path(folder)
     planned = plan(num_caps, num_ranks)
-    told = {"plan_hash": hash_plan(planned), "created_utc": "2026-01-02T03:04:05+00:00"}
-    told |= {"settings": {"margin": 0.05, "device": "cuda"}}
-    recorder = Recorder.begin(planned, made.new_run(folder, **told))
-    begin_attempt(recorder, {})
-    for index, one in enumerate(planned):
-        if one.skip_reason is None:
-            recorder.set_outcome(index, "ok", "", {"num_buckets": 4, "device_name": "NVIDIA H200"})
-            recorder.append_event(Layout(case_id=one.case.case_id, num_bytes=(4, 4, 4, 4)))
+    recorder = begun(folder, planned)
     run = SimpleNamespace(recorder=recorder, settings=Settings(race=True), _refresh_at_s=30.0)
     run.console = SimpleNamespace(show_table=lambda _: None)
     run.get_elapsed_s = lambda: recorder.times.elapsed_s + wait_s + time.perf_counter() - begun_s
