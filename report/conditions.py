@@ -69,7 +69,7 @@ def describe_status(manifest: Manifest, cases: Sequence[CaseResult], verdicts: S
     if not ok:
         said = "nothing measured"
     elif not verdicts:
-        shared = any(case.answers_nothing for case in ok)
+        shared = any(case.shares_gpu for case in ok)
         said = "it works, but shared GPUs tell nothing about speed" if shared else "nothing to compare"
     elif not answered:
         said = "undecided"

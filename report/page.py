@@ -91,7 +91,7 @@ def make_page(
     figures: list[Figure] = []
     rounds: list[Figure] = []
     for i, workload in enumerate(measured, start=1):
-        if any(c.answers_nothing for c in workload.cases) and not select_headline(workload.cases):
+        if any(c.shares_gpu for c in workload.cases) and not select_headline(workload.cases):
             continue  # cases that share a GPU tell nothing about speed
         key, suffix = f"w{i}", f": {workload.name}" if len(measured) > 1 else ""
         drawn = (

@@ -90,7 +90,7 @@ _OTHER_OVERLAPS = "overlap_trace_pct", "overlap_window_pct"
 """Overlap by other definitions: in cases.csv alone, so that one page has one."""
 
 _NAMED = (*RESULTS, *_OTHER_OVERLAPS, *" ".join(names for _, names in TABLES.values()).split())
-_OTHERS = [entry.name for entry in CASES if entry.repeated and entry.name not in _NAMED]
+_OTHERS = [entry.name for entry in CASES if entry.has_interval and entry.name not in _NAMED]
 
 
 class CaseColumn(NamedTuple):
@@ -184,7 +184,7 @@ def _format_overlap(case: CaseResult) -> str:
 
 
 def _format_over_default(case: CaseResult) -> str:
-    found = None if case.answers_nothing or case.is_stand_in else case.get_interval("vs_ddp_default")
+    found = None if case.shares_gpu or case.is_stand_in else case.get_interval("vs_ddp_default")
     is_reference = found is not None and found.low == found.high == 1
     return "1, the default" if is_reference else format_interval(found)
 

@@ -68,7 +68,7 @@ def tabulate_savings(savings: Sequence[Saving], note: str = "") -> Table | None:
 def tabulate_results(cases: Sequence[CaseResult], best: str = "", why_best: str = "") -> list[Table | None]:
     """Tabulate the measured cases that can be compared, then the others; `best` is the id of a star's."""
     every = add_workload_names(workloads := group_workloads(cases))
-    own = [case for case in select_unshared(every) if not (case.is_stand_in or case.answers_nothing)] or every
+    own = [case for case in select_unshared(every) if not (case.is_stand_in or case.shares_gpu)] or every
     own_ids = {case.case_id for case in own}
     others = [case for case in every if case.case_id not in own_ids]
     step, rate, *ratios = (

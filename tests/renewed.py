@@ -35,8 +35,10 @@ TABLES = ("cases", "comparisons", "buckets")
 
 def renewed(run):
     """The run with the tables that today's code makes of its blocks."""
-    facts = {c.name for c in CASES if not (c.repeated or c.value)} - {c.name for c in IDENTITY} - {"cap_mib"}
-    facts -= {f"{c.name}{end}" for c in CASES if c.repeated for end in ("_low", "_high")}
+    facts = (
+        {c.name for c in CASES if not (c.has_interval or c.value)} - {c.name for c in IDENTITY} - {"cap_mib"}
+    )
+    facts -= {f"{c.name}{end}" for c in CASES if c.has_interval for end in ("_low", "_high")}
     facts |= {"reason_code", "device_name", "link", "exposed_by"}
     outcomes, layouts = [], {}
     for row, result in zip(list_records(run.cases), run.results, strict=True):

@@ -105,7 +105,7 @@ def _propose_forecast(run: RunData) -> NextStep | None:
 def _propose_real_gpus(run: RunData) -> NextStep | None:
     """Measure on GPUs that ranks do not share; None where a case has its own."""
     ok = [case for case in run.results if case.is_ok and case.num_devices > 1]
-    if not ok or not all(case.answers_nothing for case in ok):
+    if not ok or not all(case.shares_gpu for case in ok):
         return None
     most = max(case.num_devices for case in ok)
     again = write_command(run.manifest, share_gpus=None, out=None)

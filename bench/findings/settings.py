@@ -132,7 +132,7 @@ def answer_compile(cases: Sequence[CaseResult], comparisons: Sequence[Comparison
 
     Each batch size has comparisons of its own.
     """
-    by_id = {case.case_id: case for case in cases if case.is_ok and not case.answers_nothing}
+    by_id = {case.case_id: case for case in cases if case.is_ok and not case.shares_gpu}
     by_variant: dict[tuple[float | None, str], list[Comparison]] = {}
     for one in select_compile_comparisons(comparisons, by_id.values()):
         by_variant.setdefault(by_id[one.case_id].variant, []).append(one)

@@ -211,9 +211,9 @@ def compare(
     # A pass that one of them left out says nothing of its speed.
     had = [(a, b, metric) for a, b in both_ok for metric in metrics if a.rounds[metric.name]]
     wanted = [(a, b, metric) for a, b, metric in had if b.rounds[metric.name]]
-    left_out = [(a, m) for a, b, m in had if m.repeated and not b.rounds[m.name]]
+    left_out = [(a, m) for a, b, m in had if m.has_interval and not b.rounds[m.name]]
     deciding = [not has_shared_devices(a, b) and policy.can_fail(metric) for a, b, metric in wanted]
-    can_fail = sum(one and metric.repeated for one, (_, _, metric) in zip(deciding, wanted, strict=True))
+    can_fail = sum(one and metric.has_interval for one, (_, _, metric) in zip(deciding, wanted, strict=True))
     num_launches = len({r // LAUNCH_OFFSET for a, _ in both_ok for r in a.rounds["images_per_s"]})
     errors = policy.divide_error(can_fail, compute_look_shares(looks, num_launches))
     found = [
@@ -234,7 +234,7 @@ def compare(
     ]
     if code.is_identical and not differing and not interleaved:
         # What got slower of the same code under the same conditions is the machine.
-        slower = [c for c in found if c.verdict == "regressed" and c.column and c.column.repeated]
+        slower = [c for c in found if c.verdict == "regressed" and c.column and c.column.has_interval]
         found = [replace(c, **OF_THE_MACHINE) if c in slower else c for c in found]
     if num_launches == 1 and looks and looks[0] > 1:
         seeming = ("regressed", "improved", "no regression")

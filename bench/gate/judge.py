@@ -159,7 +159,7 @@ def compare_metric(
         )
     if blocked:
         return replace(measured, reason=blocked)
-    if not metric.repeated:
+    if not metric.has_interval:
         found = _judge_ratio(measured, Interval(after[0] / before[0], math.nan, math.nan), metric)
     elif interleaved:
         found = _compare_interleaved(measured, ours, theirs, metric, errors)
@@ -177,7 +177,7 @@ def _get_typical(case: GateCase, metric: Metric, *, as_fitted: bool) -> float:
     fit = case.fitted.get(metric.name) if as_fitted else None
     if fit is None:
         return statistics.median(case.rounds[metric.name].values())
-    return fit.value if metric.in_parts_of else math.exp(fit.value)
+    return fit.value if metric.relative_to else math.exp(fit.value)
 
 
 def has_shared_devices(ours: GateCase, theirs: GateCase) -> bool:
@@ -190,8 +190,8 @@ def _compare_interleaved(
 ) -> Change:
     """Judge interleaved runs: pairs within rounds, then over the launches."""
     before, after = ours.rounds[metric.name], theirs.rounds[metric.name]
-    if metric.in_parts_of:
-        steps = ours.rounds[metric.in_parts_of]
+    if metric.relative_to:
+        steps = ours.rounds[metric.relative_to]
         common = before.keys() & after.keys() & steps.keys()
         found = estimate_launches({r: (after[r] - before[r]) / steps[r] for r in common})
         baseline = statistics.median(before.values())
@@ -214,8 +214,8 @@ def _compare_separate(
         np.array([one for _, one in sorted(side.rounds[metric.name].items())]) for side in (ours, theirs)
     ]
     alone, scale = fits[1].subtract(fits[0]), 1.0
-    if metric.in_parts_of:
-        scale = 1 / statistics.median(ours.rounds[metric.in_parts_of].values())
+    if metric.relative_to:
+        scale = 1 / statistics.median(ours.rounds[metric.relative_to].values())
     else:
         series = [np.log(one) for one in series]
     whole = add_between_run_variance(alone, *series).scale(scale)
@@ -225,7 +225,7 @@ def _compare_separate(
 def _judge_difference(measured: Change, found: Estimate, metric: Metric, errors: EndErrors) -> Change:
     """Judge what differs: a logarithm, or, in parts of a step, one less a ratio."""
     reach = errors.compute_interval(found, metric)
-    ratio = reach.shift(1.0) if metric.in_parts_of else reach.exponentiate()
+    ratio = reach.shift(1.0) if metric.relative_to else reach.exponentiate()
     if not math.isfinite(found.error):
         return replace(measured, verdict="undecided", reason="too few rounds for an interval", ratio=ratio)
     freedom = found.freedom if math.isfinite(found.freedom) else None
@@ -236,12 +236,12 @@ def _judge_ratio(measured: Change, ratio: Interval, metric: Metric) -> Change:
     threshold = measured.threshold or 0.0
     verdict = judge(ratio, higher_is_better=metric.higher_is_better, threshold=threshold)
     before, after = measured.baseline, measured.candidate
-    if before is not None and after is not None and abs(after - before) < metric.least_change:
+    if before is not None and after is not None and abs(after - before) < metric.min_change:
         verdict = "no regression"
     worse, better = ("below", "above") if metric.higher_is_better else ("above", "below")
     limit, gain = (f"{sign}{100 * threshold:g}%" for sign in ("-+" if metric.higher_is_better else "+-"))
     rule = RULES[verdict].format(worse=worse, better=better, limit=limit, gain=gain)
-    reason = rule if metric.repeated else "one reading, no interval"
+    reason = rule if metric.has_interval else "one reading, no interval"
     return replace(measured, verdict=verdict, reason=reason, ratio=ratio)
 
 
@@ -271,7 +271,7 @@ def judge(ratio: Interval, *, higher_is_better: bool, threshold: float) -> Verdi
     Without ends (nothing was repeated) the ratio is taken as exact.
     """
     known = Interval(*[ratio.estimate] * 3) if math.isnan(ratio.low) else ratio
-    found = classify_ratio(known, (1 - threshold, 1 + threshold), least_change=threshold)
+    found = classify_ratio(known, (1 - threshold, 1 + threshold), min_change=threshold)
     if found in (FASTER, SLOWER):
         return "improved" if (found == FASTER) == higher_is_better else "regressed"
     within = known.low >= 1 - threshold if higher_is_better else known.high <= 1 + threshold

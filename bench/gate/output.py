@@ -110,7 +110,7 @@ def list_notes(gate: Gate) -> list[str]:
         lines += _describe_launches(gate)
     if gate.steps:
         lines.append("Times of steps have 95% intervals; their difference has the confidence of the change.")
-    if any(c.column is not None and c.column.in_parts_of for c in gate.shown):
+    if any(c.column is not None and c.column.relative_to for c in gate.shown):
         lines.append("The change of exposed communication is in percent of the baseline's step.")
     shown = gate.shown
     if hidden := [c for c in compared if c not in shown]:

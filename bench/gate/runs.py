@@ -168,7 +168,7 @@ def _merge_case(cases: Sequence[GateCase]) -> GateCase:
     once = {
         name: {0: max(found.values())} if found else {}
         for name, found in rounds.items()
-        if not METRICS[name].repeated
+        if not METRICS[name].has_interval
     }
     slowest = max(cases, key=lambda case: case.result.throttled_pct or 0.0)
     return replace(slowest, rounds=rounds | once)

@@ -50,7 +50,7 @@ def describe_size(c: Change) -> str:
     if c.column is None or c.ratio is None:
         return describe_change(c)
     label = "steps/s" if c.column.is_rate and c.units[0] == "steps" else c.column.label
-    return f"{label} of {c.name} changed by {format_change(c)}{' of the step' * bool(c.column.in_parts_of)}"
+    return f"{label} of {c.name} changed by {format_change(c)}{' of the step' * bool(c.column.relative_to)}"
 
 
 def describe_change(c: Change) -> str:
@@ -58,7 +58,7 @@ def describe_change(c: Change) -> str:
     if c.column is None or c.ratio is None:
         did = f"the candidate did not measure {c.name}" if c.metric is None else f"{c.name} was not compared"
         return f"{did} ({escape_controls(c.reason)})"
-    is_rate, share = c.column.is_rate, "% of the step" if c.column.in_parts_of else "%"
+    is_rate, share = c.column.is_rate, "% of the step" if c.column.relative_to else "%"
     down, up = ("slower", "faster") if is_rate else ("lower", "higher")
     subject = c.name if is_rate else f"{c.column.label} of {c.name}"
     estimate, low, high = _format_percents(c.ratio)

@@ -83,12 +83,12 @@ def make_case_rows(
     return make_frame(rows, CASES)
 
 
-_OF_BLOCKS = [column for column in CASES if column.formula or column.value or column.repeated]
+_OF_BLOCKS = [column for column in CASES if column.formula or column.value or column.has_interval]
 
 
 def _make_cells(column: Column, case: CaseResult, times: CaseTimes, typical: FittedSteps) -> dict[str, Any]:
     """Return the cells of a column of a measured case, with its ends."""
-    if not column.formula and not column.repeated:
+    if not column.formula and not column.has_interval:
         return {column.name: column.value(case, times)} if column.value else {}
     if column.formula and SINGLE in column.formula.phases and case.mode == "single":
         return UNIT_RATIO.to_columns(column.name)

@@ -39,28 +39,28 @@ IDENTITY: tuple[Column, ...] = (
     declare_text_column(
         "case_id",
         "readable name of the case plus a hash of every setting that defines it",
-        needed=True,
+        required=True,
         shown="Id = the case in cases.csv",
     ),
     declare_text_column(
-        "status", "`ok`, `skipped`, `oom`, `failed` or `timeout`", needed=True, among=STATUSES
+        "status", "`ok`, `skipped`, `oom`, `failed` or `timeout`", required=True, choices=STATUSES
     ),
     Column("reason", "text", "why the status is not `ok`; empty otherwise"),
     declare_text_column(
         "reason_code",
         "kind of reason: `plan` (known beforehand), `equal_layout` (as another case), `not_reached`, or "
         "`unused_parameters` (DDP waits for their gradients); empty for any other",
-        among=REASON_CODES,
+        choices=REASON_CODES,
     ),
     declare_text_column(
         "mode",
         "`single`, `dp` (nn.DataParallel), `ddp`, `replicate`, `fsdp` (FSDP2), `partition` or `pipeline`",
-        needed=True,
-        among=MODES,
+        required=True,
+        choices=MODES,
     ),
     declare_text_column("impl", "`torch`, or `cpu_standin` where DP's stages ran on CPU cores"),
     declare_text_column(
-        "device_type", "`cuda` or `cpu`; on `cpu` a device is one core", among=("cuda", "cpu")
+        "device_type", "`cuda` or `cpu`; on `cpu` a device is one core", choices=("cuda", "cpu")
     ),
     declare_text_column("device_name", "GPU or CPU model of rank 0"),
     declare_text_column(
@@ -71,7 +71,7 @@ IDENTITY: tuple[Column, ...] = (
     declare_count_column(
         "num_devices",
         "devices the case trains on (DDP: world size)",
-        needed=True,
+        required=True,
         most=MAX_DEVICES,
     ),
     declare_count_column("num_nodes", "machines those devices are on", most=MAX_DEVICES),
@@ -82,19 +82,19 @@ IDENTITY: tuple[Column, ...] = (
     declare_count_column(
         "batch_per_device", "samples, which are rows of the batch, per device and micro-batch"
     ),
-    declare_count_column("global_batch", "samples per optimizer step over all devices", needed=True),
+    declare_count_column("global_batch", "samples per optimizer step over all devices", required=True),
     UNIT,
     declare_count_column(
-        "units_per_sample", "how many of `unit` a sample holds", needed=True, most=MAX_UNITS
+        "units_per_sample", "how many of `unit` a sample holds", required=True, most=MAX_UNITS
     ),
     declare_text_column(
-        "scaling", "`weak` fixes the batch per device, `strong` the global batch", among=("weak", "strong")
+        "scaling", "`weak` fixes the batch per device, `strong` the global batch", choices=("weak", "strong")
     ),
     declare_text_column(
         "precision",
         "`fp32`, `tf32`, `bf16` or `fp16` (the last two under autocast); without autocast, of parameters in "
         "another type that one: `fp64`, `pure bf16` or `pure fp16`",
-        among=(*PRECISIONS, *PARAMETER_PRECISIONS.values()),
+        choices=(*PRECISIONS, *PARAMETER_PRECISIONS.values()),
     ),
     *(_declare_setting(setting) for setting in STEP_SETTINGS),
     Column("data", "text", "`device`, `host`, or the folder the images come from"),

@@ -183,7 +183,7 @@ class CaseResult:
         return self.get_setting("accumulate") == "1"
 
     @property
-    def answers_nothing(self) -> bool:
+    def shares_gpu(self) -> bool:
         """True where it shares a GPU, which shows that it works, and nothing of its speed."""
         return self.oversubscribed and self.device_type == "cuda"
 

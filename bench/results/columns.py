@@ -55,13 +55,13 @@ class Column:
     """`text`, `int`, `float` or `bool`."""
     meaning: str
     """Definition for who reads the file."""
-    needed: bool = False
+    required: bool = False
     """True where every table has the column, and every row a value."""
     above: float = -MAX_NUMBER
     most: float = MAX_NUMBER
-    among: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
     """The texts that there are; none for any."""
-    repeated: bool = False
+    has_interval: bool = False
     """True where rounds repeat it, so that it has an interval: columns of its ends follow."""
     ends: tuple[float, float] = (-math.inf, math.inf)
     """Limits that the interval cannot leave."""
@@ -102,12 +102,12 @@ class Column:
     def can_hold(self, value: Any) -> bool:
         """Tell whether a cell may hold `value`; None is an empty one."""
         if value is None:
-            return not self.needed
+            return not self.required
         if type(value) not in _TYPES[self.kind]:
             return False
         if self.kind in ("int", "float"):
             return bool(self.is_within(value))
-        return not self.among or value in self.among
+        return not self.choices or value in self.choices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,9 +120,9 @@ class Metric(Column):
     written: str = ""
     """Format of one value; empty for a rate, whose unit is the case's."""
     gated: bool = True
-    in_parts_of: str = ""
+    relative_to: str = ""
     """The column that a change is relative to, where the metric itself may be near 0; empty: itself."""
-    least_change: float = 0.0
+    min_change: float = 0.0
     """Differences below this, in its own unit, are none."""
 
     @property
@@ -156,7 +156,7 @@ def declare_interval_columns(
 ) -> tuple[Column, Column, Column]:
     """Declare a number that rounds repeat, and the ends of its interval."""
     return (
-        kind(name, "float", meaning, repeated=True, **more),
+        kind(name, "float", meaning, has_interval=True, **more),
         Column(f"{name}_low", "float", f"lower end of the 95% interval of `{name}`"),
         Column(f"{name}_high", "float", f"upper end of the 95% interval of `{name}`"),
     )
@@ -175,35 +175,35 @@ BY_PLAN, EQUAL_LAYOUT, NOT_REACHED, UNUSED_PARAMETERS = REASON_CODES
 """Codes of reasons on which a command acts."""
 
 UNIT = declare_text_column(
-    "unit", "what `images_per_s` counts: `images`, or the workload's own, as `tokens`", needed=True
+    "unit", "what `images_per_s` counts: `images`, or the workload's own, as `tokens`", required=True
 )
 
 PHASES = ("warmup", "timed", "no_sync", "comm", "anatomy", "trace", "calibration")
 """Phases of blocks; only `timed` blocks make throughput."""
 
 BLOCKS: tuple[Column, ...] = (
-    declare_text_column("case_id", "the case, as in cases.csv", needed=True),
+    declare_text_column("case_id", "the case, as in cases.csv", required=True),
     declare_text_column(
         "phase",
         "`warmup`, `timed`, `no_sync`, `comm`, `anatomy`, `trace` or `calibration`",
-        needed=True,
-        among=PHASES,
+        required=True,
+        choices=PHASES,
     ),
     declare_count_column(
         "round",
         "1, 2, ...; 0 for warm-up before the first round and a GPU's trace after the last",
-        needed=True,
+        required=True,
         first=0,
     ),
     declare_count_column("position", "place of the block in its round's random order, from 0", first=0),
     declare_count_column(
         "launch", "1, 2, ...: how often workers were started (after a failure, by --resume)"
     ),
-    declare_count_column("rank", "global rank that took the times", needed=True, first=0, most=MAX_DEVICES),
+    declare_count_column("rank", "global rank that took the times", required=True, first=0, most=MAX_DEVICES),
     Column("host", "text", "host of the rank"),
     Column("started_s", "float", "start, in seconds since the run began"),
-    declare_count_column("num_steps", "steps in the block", needed=True),
-    Column("block_ms", "float", "duration of the block on this rank", needed=True, above=0),
+    declare_count_column("num_steps", "steps in the block", required=True),
+    Column("block_ms", "float", "duration of the block on this rank", required=True, above=0),
     declare_text_column("steps_ms", "each step's duration, space-separated"),
     declare_text_column(
         "detail", "JSON: further durations of this phase, in ms per step; of timed blocks what each GPU did"
@@ -211,7 +211,7 @@ BLOCKS: tuple[Column, ...] = (
 )
 
 BUCKETS: tuple[Column, ...] = (
-    declare_text_column("case_id", "the case, as in cases.csv", needed=True),
+    declare_text_column("case_id", "the case, as in cases.csv", required=True),
     declare_count_column("rank", "global rank", first=0, most=MAX_DEVICES),
     declare_count_column("bucket", "index in all-reduce order, from 0", first=0),
     declare_count_column("bytes", "gradient bytes in the bucket"),
@@ -228,9 +228,9 @@ BUCKETS: tuple[Column, ...] = (
 )
 
 ALLREDUCE: tuple[Column, ...] = (
-    declare_count_column("num_devices", "ranks of the all-reduce", needed=True, most=MAX_DEVICES),
+    declare_count_column("num_devices", "ranks of the all-reduce", required=True, most=MAX_DEVICES),
     declare_text_column("backend", "`nccl` or `gloo`"),
-    declare_count_column("bytes", "message size", needed=True),
+    declare_count_column("bytes", "message size", required=True),
     *declare_interval_columns(
         "time_ms",
         "an all-reduce of that size, longest rank, median over repetitions, each of up to 8 in a row",
@@ -241,9 +241,9 @@ ALLREDUCE: tuple[Column, ...] = (
 )
 
 COMPARISONS: tuple[Column, ...] = (
-    declare_text_column("case_id", "the case, as in cases.csv", needed=True),
-    declare_text_column("reference_id", "the case it is compared with", needed=True),
-    declare_text_column("metric", "what is compared: `images_per_s`", needed=True),
+    declare_text_column("case_id", "the case, as in cases.csv", required=True),
+    declare_text_column("reference_id", "the case it is compared with", required=True),
+    declare_text_column("metric", "what is compared: `images_per_s`", required=True),
     UNIT,
     *declare_interval_columns(
         "ratio", "the case's over the reference's; the intervals of a run hold at once", above=0

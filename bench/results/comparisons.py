@@ -33,13 +33,13 @@ UNIT_RATIO = Interval(1.0, 1.0, 1.0)
 """Ratio of a case to itself."""
 
 
-def classify_ratio(ratio: Interval, equal: tuple[float, float], *, least_change: float = 0.0) -> str:
+def classify_ratio(ratio: Interval, equal: tuple[float, float], *, min_change: float = 0.0) -> str:
     """Classify a known `ratio`, of runs and gates: it differs where its interval excludes 1, by enough.
 
-    It is equal where all of it lies between the ends `equal`; nearer to 1 than `least_change`, a fraction, it
+    It is equal where all of it lies between the ends `equal`; nearer to 1 than `min_change`, a fraction, it
     does not count.
     """
-    if ratio.is_clear_of(1.0) and (not least_change or abs(ratio.estimate - 1) > least_change):
+    if ratio.is_clear_of(1.0) and (not min_change or abs(ratio.estimate - 1) > min_change):
         return FASTER if ratio.low > 1 else SLOWER
     return EQUAL if is_within(ratio, equal) else UNRESOLVED
 

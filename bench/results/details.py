@@ -24,7 +24,7 @@ DETAILS: tuple[Column, ...] = (
         shown="Peak memory = in tensors, on the device that needs most, without what libraries take "
         "(CUDA, NCCL, oneDNN)",
         written="{:,.0f} MiB",
-        least_change=1.0,  # MiB: allocators and the C library round by about as much
+        min_change=1.0,  # MiB: allocators and the C library round by about as much
     ),
     declare_number_column(
         "reserved_mem_mib",

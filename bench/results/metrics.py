@@ -131,7 +131,7 @@ SPEED: tuple[Column, ...] = (
         shown="Exposed =",
         called="exposed communication",
         written="{:,.2f} ms",
-        in_parts_of="step_ms",
+        relative_to="step_ms",
     ),
     *declare_interval_columns(
         "exposed_comm_pct",
@@ -145,7 +145,7 @@ SPEED: tuple[Column, ...] = (
         "exposed_by",
         "how `exposed_comm_ms` is estimated: `no_sync` of a run (empty in older ones), `probes` of a watched "
         "training, whose buckets were held back; the gate compares only like with like",
-        among=ESTIMATORS,
+        choices=ESTIMATORS,
         value=lambda case, times: case.exposed_by if times.get_steps("no_sync") else None,
         shown="Exposed by = how it was estimated. no_sync: the step without synchronising is one under "
         "no_sync; probes: it is one whose buckets were held back until the last was ready, less what they "

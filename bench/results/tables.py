@@ -78,7 +78,7 @@ def _read_pieces(path: Path, columns: tuple[Column, ...]) -> Iterator[pd.DataFra
         if header is None:
             return
         for column in columns:
-            if column.needed and column.name not in header:
+            if column.required and column.name not in header:
                 raise ValueError(f"it lacks the column {column.name}")
         num_lines = 0
         while content := _read_whole_lines(file):
@@ -155,18 +155,18 @@ def _parse_columns(content: bytes, header: Sequence[str], columns: Sequence[Colu
 def _check_cells(cells: pd.Series[Any], column: Column, content: bytes) -> Any:
     """Return the cells of a column with its type. Raises ValueError for any that it does not allow."""
     refused: Any
-    has_missing = (column.needed or column.kind != "text") and cells.hasnans
+    has_missing = (column.required or column.kind != "text") and cells.hasnans
     if column.kind == "text":
         if b"\\" in content or b"'" in content:
             cells = cells.map(decode_csv_cell, na_action="ignore")
-        refused = column.among and not {*cells.dropna().unique()} <= {*column.among}
+        refused = column.choices and not {*cells.dropna().unique()} <= {*column.choices}
     elif cells.dtype.kind not in "if" or (has_missing and b"nan" in content.lower()):
         raise ValueError
     else:
         values = cells.dropna().to_numpy() if has_missing else cells.to_numpy()
         refused = not column.is_within(values).all()
         refused |= column.kind == "int" and (values != np.floor(values)).any()
-    if refused or (column.needed and has_missing):
+    if refused or (column.required and has_missing):
         raise ValueError
     found = cells.to_numpy()
     return found if column.kind == "float" else pd.array(found, dtype=DTYPES[column.kind])

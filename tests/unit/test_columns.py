@@ -14,9 +14,9 @@ def with_tables(page):
     """The page with a table of each file between `<!-- columns of FILE -->` and `<!-- end -->`."""
     for name, columns in FILES.items():
         # The ends of an interval stand beside what they belong to.
-        ends = {f"{c.name}_{end}" for c in columns if c.repeated for end in ("low", "high")}
+        ends = {f"{c.name}_{end}" for c in columns if c.has_interval for end in ("low", "high")}
         rows = "\n".join(
-            f"| `{c.name}`{', `_low`, `_high`' if c.repeated else ''} | {c.kind} | {c.meaning} |"
+            f"| `{c.name}`{', `_low`, `_high`' if c.has_interval else ''} | {c.kind} | {c.meaning} |"
             for c in columns
             if c.name not in ends
         )

@@ -161,8 +161,8 @@ EXTREMES = (
 def test_any_number_of_any_column_is_read_again_once_it_is_written(name, tmp_path):
     usual = {"text": "a", "int": 1, "float": 1.0, "bool": True}
     columns = FILES[name]
-    row = {c.name: c.among[0] if c.among else usual[c.kind] for c in columns}
-    numbers = [c for c in columns if c.kind == "float" and not c.needed]
+    row = {c.name: c.choices[0] if c.choices else usual[c.kind] for c in columns}
+    numbers = [c for c in columns if c.kind == "float" and not c.required]
     frame = make_frame([{**row, c.name: number} for c in numbers for number in EXTREMES], columns)
     (tmp_path / name).write_bytes(encode_table(frame))
     again = read_table(tmp_path / name, columns)

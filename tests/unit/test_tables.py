@@ -86,9 +86,9 @@ def test_a_table_of_blocks_is_that_of_their_rows(tmp_path):
     assert len(whole) <= sum(made.block_of_rows(rows).table_bytes for rows in rows_of()) + len(HEADER) + 100
 
 
-COUNT = Column("n", "int", "", needed=True, above=0, most=10)
+COUNT = Column("n", "int", "", required=True, above=0, most=10)
 SHARE = Column("s", "float", "")
-WORD = Column("w", "text", "", among=("a", "b"))
+WORD = Column("w", "text", "", choices=("a", "b"))
 TRUTH = Column("b", "bool", "")
 
 
