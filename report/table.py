@@ -21,7 +21,7 @@ from ..bench.results.case_columns import CASES, name_unit
 from ..bench.results.case_result import CaseResult
 from ..bench.results.columns import Column as Entry
 from ..bench.results.columns import Metric
-from ..bench.results.formula import SINGLE
+from ..bench.results.metrics import SINGLE
 from .cases import RATES
 
 ENTRIES = {entry.name: entry for entry in (*CASES, *RATES)}

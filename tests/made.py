@@ -17,13 +17,12 @@ from ddp_bench.bench.plan.resolve import fill_device_defaults
 from ddp_bench.bench.plan.settings import Settings
 from ddp_bench.bench.plan.sweep import Machine, expand_cases
 from ddp_bench.bench.results.aggregate import make_case_rows
-from ddp_bench.bench.results.block_rows import group_blocks
 from ddp_bench.bench.results.blocks import Block
 from ddp_bench.bench.results.case_result import read_case_results
 from ddp_bench.bench.results.columns import BLOCKS, COMPARISONS, make_frame
 from ddp_bench.bench.results.comparisons import Comparison, list_pairs
 from ddp_bench.bench.results.comparisons import compare_pairs as compared_pairs
-from ddp_bench.bench.results.round_times import RoundTimes
+from ddp_bench.bench.results.round_times import RoundTimes, group_blocks
 from ddp_bench.bench.results.run_folder import write_manifest, write_table
 from ddp_bench.bench.results.tables import encode_csv, format_csv_value
 

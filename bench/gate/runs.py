@@ -22,10 +22,9 @@ from ..machine.manifest import Manifest
 from ..plan.case_settings import DDP_DEFAULTS, MODE_DEFAULTS, STEP_DEFAULTS
 from ..plan.modes import RANK_PER_DEVICE
 from ..results.aggregate import compute_metrics_by_round, estimate_cases
-from ..results.block_rows import assign_block_numbers
 from ..results.case_columns import IDENTITY, METRICS
 from ..results.case_result import CaseResult
-from ..results.round_times import ByRound
+from ..results.round_times import ByRound, assign_block_numbers
 from ..results.store import RunData, load_run
 from ..results.tables import report_read_errors
 from ..stats.interval import Estimate

@@ -18,9 +18,8 @@ from ..findings.wording import label_step
 from ..machine.conditions import name_machine
 from ..plan.buckets import BucketLayout, parse_bucket_caps
 from ..plan.case import HALF_HOOKS, get_wire_share
-from ..results.block_rows import group_blocks
 from ..results.case_result import CaseResult
-from ..results.round_times import ByRound, RoundTimes
+from ..results.round_times import ByRound, RoundTimes, group_blocks
 from ..results.store import RunData
 from ..stats.interval import Interval
 from .allreduce import AllReduceTimes, make_curve

@@ -19,8 +19,8 @@ from .case_columns import CASES, METRICS
 from .case_result import CaseResult, add_singles
 from .columns import ALLREDUCE, BUCKETS, Column, Metric, make_frame
 from .comparisons import UNIT_RATIO, Comparison, compute_speedup_over_default
-from .formula import SINGLE
 from .journal import Curve
+from .metrics import SINGLE
 from .round_times import ByRound, CaseTimes, RoundTimes
 
 

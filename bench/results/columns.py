@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..plan.settings import IMAGES, MAX_DEVICES
-from .formula import Formula
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from .case_result import CaseResult
+    from .metrics import Formula
     from .round_times import CaseTimes
 
 MAX_NUMBER, MIN_NUMBER = 1e15, 1e-15

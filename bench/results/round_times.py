@@ -10,11 +10,13 @@ import json
 import math
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
+import pandas as pd
 
 from ..machine.gpus import ClockReason
 from ..stats.fit import FITTED_PHASES, FittedSteps
@@ -29,6 +31,12 @@ MOMENTS = ("ready_ms", "start_ms", "done_ms")
 
 _COLUMNS = frozenset(column.name for column in CASES)
 _OF_GPUS = {column.name: column.of_gpus for column in CASES if column.of_gpus}
+
+_BLOCK_DEFAULTS: Mapping[str, Any] = {"case_id": "", "phase": "", "round": 0, "launch": 1, "started_s": 0.0}
+"""Columns in which the ranks of a block agree, and what an empty cell means."""
+
+_NO_TEXTS: Sequence[Sequence[str]] = ((), (), ())
+"""Hosts, single steps and details of a block, which take most of the time to read, and nobody asks for."""
 
 WAIT_KEY = "waited_ms"
 """Key in the detail of a `no_sync` block: the part of a step in which its rank waited for others."""
@@ -187,3 +195,24 @@ class RoundTimes:
         return FittedSteps(
             {(c, p): rounds for p in FITTED_PHASES for c, rounds in self.collect_step_ms(p).items()}
         )
+
+
+def assign_block_numbers(frame: pd.DataFrame) -> npt.NDArray[np.int64]:
+    """Assign each row the number of its block, ascending by case, phase and round."""
+    found = np.zeros(len(frame), np.int64)
+    for name in ("case_id", "phase", "round"):
+        codes, values = pd.factorize(frame[name], sort=True)
+        found = found * len(values) + codes
+    return found
+
+
+def group_blocks(frame: pd.DataFrame) -> Iterator[Block]:
+    """Make the blocks of a blocks.csv, by case, phase and round."""
+    numbers = assign_block_numbers(frame)
+    order = np.argsort(numbers, kind="stable")
+    starts = np.flatnonzero(np.diff(numbers[order], prepend=-1))
+    firsts = order[starts]
+    common = (frame[name].iloc[firsts].fillna(usual).tolist() for name, usual in _BLOCK_DEFAULTS.items())
+    columns = [frame[name].to_numpy() for name in ("rank", "num_steps", "block_ms")]
+    for told, rows in zip(zip(*common, strict=True), np.split(order, starts[1:]), strict=False):
+        yield Block(*told, *(column[rows].tolist() for column in columns), *_NO_TEXTS)

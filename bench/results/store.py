@@ -20,7 +20,6 @@ from ..plan.modes import RANK_PER_DEVICE
 from ..plan.sweep import hash_plan
 from ..stats.fit import FittedSteps
 from .archive import open_run_folder
-from .block_rows import group_blocks
 from .case_columns import FILES
 from .case_result import CaseResult, read_case_results
 from .columns import make_frame
@@ -29,7 +28,7 @@ from .disk import read_json
 from .journal import JOURNAL, State, has_ended, read, read_blocks
 from .log_tables import LogTables
 from .published import Scaling, read_published
-from .round_times import RoundTimes
+from .round_times import RoundTimes, group_blocks
 from .run_folder import write_manifest
 from .tables import load_blocks, read_table, report_read_errors
 

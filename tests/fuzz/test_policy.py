@@ -15,10 +15,9 @@ from commands import ROOT
 
 from ddp_bench.bench.plan.resolve import fill_device_defaults
 from ddp_bench.bench.plan.settings import Settings
-from ddp_bench.bench.results.block_rows import group_blocks
 from ddp_bench.bench.results.comparisons import FASTER, SLOWER, compare_pairs
 from ddp_bench.bench.results.journal import Completion, State
-from ddp_bench.bench.results.round_times import RoundTimes
+from ddp_bench.bench.results.round_times import RoundTimes, group_blocks
 from ddp_bench.bench.results.tables import load_blocks
 from ddp_bench.bench.run.stop_rule import StopRule, find_converged, is_look
 from ddp_bench.bench.stats.fit import FittedSteps
