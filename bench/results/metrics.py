@@ -12,13 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..common.numbers import TIMES
-from .columns import (
-    Column,
-    Metric,
-    declare_interval_columns,
-    declare_number_column,
-    declare_text_column,
-)
+from .columns import Column, Metric, declare_interval_columns, declare_number_column, declare_text_column
 
 if TYPE_CHECKING:  # they take a second, and `--help` needs the names of metrics alone
     from ..stats.fit import FittedSteps

@@ -15,13 +15,12 @@ from ..common.cli import format_command
 from ..common.errors import UsageError
 from ..common.process import hold_signals
 from ..plan.sweep import Planned, hash_plan
-from .aggregate import compute_rate_half_widths
+from .aggregate import LogTables, compute_rate_half_widths
 from .blocks import Block
 from .columns import MAX_NUMBER, MIN_NUMBER
 from .commands import write_resume_command
 from .disk import remove_unfinished
 from .journal import PLAN_CASES, VERSION, End, Event, Journal, Plan, Settled, UnderWay, read_blocks
-from .log_tables import LogTables
 from .run_folder import RUN_FILES, append_failure, write_manifest, write_trace
 from .store import read_manifest
 

@@ -19,6 +19,7 @@ from ..machine.manifest import MANIFEST, Manifest, parse_manifest
 from ..plan.modes import RANK_PER_DEVICE
 from ..plan.sweep import hash_plan
 from ..stats.fit import FittedSteps
+from .aggregate import LogTables
 from .archive import open_run_folder
 from .case_columns import FILES
 from .case_result import CaseResult, read_case_results
@@ -26,7 +27,6 @@ from .columns import make_frame
 from .comparisons import Comparison, read_comparisons
 from .disk import read_json
 from .journal import JOURNAL, State, has_ended, read, read_blocks
-from .log_tables import LogTables
 from .published import Scaling, read_published
 from .round_times import RoundTimes, group_blocks
 from .run_folder import write_manifest

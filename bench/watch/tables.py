@@ -13,11 +13,11 @@ from ..machine.manifest import Manifest
 from ..plan.buckets import BucketLayout, parse_caps_mib
 from ..plan.case import Case
 from ..plan.sweep import Planned
+from ..results.aggregate import LogTables
 from ..results.block_times import BlockTimes
 from ..results.blocks import Block
 from ..results.disk import replace_file
 from ..results.journal import Settled, State
-from ..results.log_tables import LogTables
 from ..results.metrics import PROBES
 from ..results.round_times import WAIT_KEY, RoundTimes
 from ..results.tables import encode_csv, format_csv_value
