@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -27,7 +27,9 @@ from .blocks import Block, Milliseconds
 from .case_columns import CASES
 from .columns import STATUSES
 from .disk import append, open_binary, open_regular
-from .round_times import RoundTimes
+
+if TYPE_CHECKING:
+    from .round_times import RoundTimes
 
 JOURNAL = "journal.jsonl"
 
@@ -131,6 +133,12 @@ class Completion(StrEnum):
     NO_CASE = "no case is left to measure"
 
 
+def _make_times() -> RoundTimes:
+    from .round_times import RoundTimes  # it takes a second, and ranks ask for events alone
+
+    return RoundTimes()
+
+
 @dataclass
 class State:
     """The state of a run, as its log tells it."""
@@ -141,7 +149,7 @@ class State:
     layouts: dict[str, BucketLayout] = field(default_factory=dict)
     curves: dict[tuple[int, str], Curve] = field(default_factory=dict)
     """The all-reduce curves that are done, by rank count and backend."""
-    times: RoundTimes = field(default_factory=RoundTimes, compare=False)
+    times: RoundTimes = field(default_factory=_make_times, compare=False)
     """Its blocks as numbers."""
     num_blocks: int = 0
     table_bytes: int = 0
