@@ -33,6 +33,13 @@ def run_ranks(script, num_ranks, folder, *, meet=False):
         ranks.end()
 
 
+def get_pool():
+    """What starts processes that have torch."""
+    pool = multiprocessing.get_context(START_METHOD)
+    pool.set_forkserver_preload(list(PRELOADED))
+    return pool
+
+
 class Ranks:
     """Processes on this machine that meet as under torchrun: at a store that somebody else hosts."""
 
@@ -72,8 +79,7 @@ class Ranks:
     def _start(self):
         from torch.distributed import TCPStore  # most tests need no torch
 
-        pool = multiprocessing.get_context(START_METHOD)
-        pool.set_forkserver_preload(list(PRELOADED))
+        pool = get_pool()
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         for rank in range(self._num_ranks):
             ours, theirs = pool.Pipe()
@@ -107,6 +113,7 @@ def _serve(connection, rank, num_ranks, port, folder, meet):
     names["torch"].set_num_threads(1)
     if meet:
         names["cluster"] = real_ranks.Cluster()
+    gc.freeze()  # or each collection would look through all of torch
     while True:
         try:
             script = connection.recv()
@@ -130,5 +137,4 @@ def _played(script, names):
         patch.undo()
         names["torch"]._dynamo.reset()
         gc.enable()
-        gc.unfreeze()
         gc.collect()

@@ -15,7 +15,7 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 FOLDERS_OF_PROCESSES = ("faults", "integration", "lab", "mutants")
-"""Their tests start ranks, which need the cores, and share runs: all of them go to one worker."""
+"""Their tests start ranks, which need the cores, and share runs: all of a folder go to one worker."""
 
 LONGEST_FILES = ("test_published.py", "test_recorded.py", "test_gate_verdicts.py", "test_stats.py")
 """Begun first beside those, so that at the end no worker waits for one of them."""
@@ -60,11 +60,12 @@ def pytest_xdist_auto_num_workers(config):
 
 
 class Scheduler(LoadFileScheduling):
-    """Whole files to workers in the order of collection, and all that start processes to one."""
+    """Whole files to workers in the order of collection, and whole folders of those that start processes."""
 
     def _split_scope(self, nodeid):
         file = super()._split_scope(nodeid)
-        return "processes" if Path(file).parent.name in FOLDERS_OF_PROCESSES else file
+        folder = Path(file).parent.name
+        return folder if folder in FOLDERS_OF_PROCESSES else file
 
 
 def pytest_xdist_make_scheduler(config, log):

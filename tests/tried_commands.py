@@ -26,9 +26,10 @@ SEAMS = (
 
 
 def stop_at_processes(monkeypatch):
-    """Have these raise `Reached`; the fixture `in_process` does so for workers."""
+    """Have these raise `Reached`; the fixture `in_process` does so for workers. Pages have no drawings."""
     for seam in SEAMS:
         monkeypatch.setattr(seam, reached)
+    monkeypatch.setattr("ddp_bench.bench.page.drawing.render_svg", lambda _figure: "")
 
 
 def put_run(sample, folder):

@@ -239,6 +239,7 @@ def _check_written(code: int) -> int:
     return code
 
 
+@functools.cache
 def get_version(package: str) -> str | None:
     """Return the version of an installed package; None where it is not installed."""
     from importlib import metadata  # a part of each command's start-up that few need

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import os
 import queue
 import socket
@@ -110,6 +111,7 @@ def serve(connection: Connection, rank: Rank) -> NoReturn:
     """Do what the conductor says, until it says to leave."""
     warnings.filterwarnings("ignore", message=SPURIOUS)
     del sys.argv[1:]  # a script that parses it would take our arguments for its own
+    gc.freeze()  # what is imported is no garbage: to look through it takes part of a second after each case
     while True:
         with note_waiting("the conductor"):
             command = connection.commands.get()

@@ -1,6 +1,5 @@
 """Pages of recorded runs, and a real browser to look at them."""
 
-import contextlib
 import functools
 import gzip
 import shutil
@@ -62,27 +61,41 @@ def browser():
         running.close()
 
 
-@contextlib.contextmanager
-def opener(browser, page_file):
-    """Opens the page from disk; a request for anything else or a word on the console fails at the end."""
+AS_OPENED = """() => {
+  document.querySelectorAll("details").forEach((fold) => { fold.open = false; });
+  document.querySelectorAll("[aria-sort]").forEach((head) => {
+    while (head.hasAttribute("aria-sort")) head.querySelector("button").click();
+  });
+  document.querySelectorAll("input[type=search]").forEach((box) => {
+    box.value = "";
+    box.dispatchEvent(new Event("input"));
+  });
+  scrollTo(0, 0);
+}"""
+"""Undoes what a reader does to a page."""
+
+
+@pytest.fixture(scope="module")
+def open_page(browser, page_file, gate_page_file):
+    """Opens a page from disk; a request for anything else or a word on the console fails at the end."""
     contexts, asked, said = [], [], []
+    files = {"run": page_file, "gate": gate_page_file}
+    known = (*(file.as_uri() for file in files.values()), (page_file.parent / "traces").as_uri())
 
     def answer(route):
-        traces = (page_file.parent / "traces").as_uri()
-        if route.request.url == page_file.as_uri() or route.request.url.startswith(f"{traces}/"):
+        if route.request.url.startswith(known):
             route.continue_()
         else:
             asked.append(route.request.url)
             route.abort()
 
-    def opened(width=1440, scheme="light", **more):
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **more)
-        contexts.append(context)
-        context.route("**/*", answer)
-        tab = context.new_page()
+    def opened(of="run", **more):
+        contexts.append(browser.new_context(**more))
+        contexts[-1].route("**/*", answer)
+        tab = contexts[-1].new_page()
         tab.on("console", lambda message: said.append(message.text))
         tab.on("pageerror", lambda error: said.append(str(error)))
-        tab.goto(page_file.as_uri(), wait_until="load")
+        tab.goto(files[of].as_uri(), wait_until="load")
         return tab
 
     yield opened
@@ -92,20 +105,16 @@ def opener(browser, page_file):
     assert said == []
 
 
-@pytest.fixture
-def open_gate_page(browser, gate_page_file):
-    with opener(browser, gate_page_file) as opened:
-        yield opened
-
-
-@pytest.fixture
-def open_page(browser, page_file):
-    with opener(browser, page_file) as opened:
-        yield opened
-
-
 @pytest.fixture(scope="module")
-def look_at(browser, page_file):
-    """Opens the page once for each width and scheme: of tests that do no more than unfold it."""
-    with opener(browser, page_file) as opened:
-        yield functools.cache(opened)
+def look_at(open_page):
+    """A page as it is when it has been opened in a window of this width: one tab for all tests."""
+    tab_of = functools.cache(open_page)
+
+    def seen(width=1440, scheme="light", of="run"):
+        tab = tab_of(of)
+        tab.set_viewport_size({"width": width, "height": 900})
+        tab.emulate_media(color_scheme=scheme, media="null")
+        tab.evaluate(AS_OPENED)
+        return tab
+
+    return seen

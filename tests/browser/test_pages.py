@@ -12,8 +12,8 @@ WIDTHS = (1440, 390)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_every_figure_is_visible_and_fits_and_the_page_never_scrolls_sideways(open_page, width):
-    tab = open_page(width)
+def test_every_figure_is_visible_and_fits_and_the_page_never_scrolls_sideways(look_at, width):
+    tab = look_at(width)
     assert tab.evaluate("document.documentElement.scrollWidth") == width
     assert tab.locator("figure svg[role=img]").first.is_visible()
     unfold(tab, "details")
@@ -79,8 +79,8 @@ def every_column(tab):
     return tab.locator("section[data-grid]", has=tab.get_by_role("heading", name="Every column", exact=True))
 
 
-def test_columns_sort_by_keyboard_both_ways_and_back(open_page):
-    table = results(open_page())
+def test_columns_sort_by_keyboard_both_ways_and_back(look_at):
+    table = results(look_at())
     given = rates(table)
     header = table.get_by_role("columnheader", name="Throughput (images/s)")
     seen = []
@@ -92,8 +92,8 @@ def test_columns_sort_by_keyboard_both_ways_and_back(open_page):
     assert seen == [("ascending", sorted(given)), ("descending", sorted(given, reverse=True)), (None, given)]
 
 
-def test_text_sorts_by_the_numbers_in_it_and_blanks_stay_last(open_page):
-    table = every_column(open_page())
+def test_text_sorts_by_the_numbers_in_it_and_blanks_stay_last(look_at):
+    table = every_column(look_at())
     for name in ("Case", "Against DDP's default (\N{MULTIPLICATION SIGN})"):
         for _ in range(2):
             table.get_by_role("columnheader", name=name).get_by_role("button").click()
@@ -106,8 +106,8 @@ def test_text_sorts_by_the_numbers_in_it_and_blanks_stay_last(open_page):
     assert table.locator("[aria-sort]").count() == 1
 
 
-def test_words_in_a_column_of_numbers_stay_last_whichever_way_it_is_sorted(open_page):
-    table = results(open_page())
+def test_words_in_a_column_of_numbers_stay_last_whichever_way_it_is_sorted(look_at):
+    table = results(look_at())
     for is_falling in (False, True):
         table.get_by_role("columnheader", name="Overlap (%)").get_by_role("button").click()
         cells = column(table, "Overlap (%)")
@@ -118,8 +118,8 @@ def test_words_in_a_column_of_numbers_stay_last_whichever_way_it_is_sorted(open_
         assert set(cells[len(numbers) :]) == {""}
 
 
-def test_changes_are_sorted_with_their_sign(open_gate_page):
-    tab = open_gate_page()
+def test_changes_are_sorted_with_their_sign(look_at):
+    tab = look_at(of="gate")
     table = tab.locator("section[data-grid]", has=tab.locator("thead th", has_text="Change")).first
     header = table.locator("thead th", has_text="Change").first
     header.get_by_role("button").click()
@@ -129,8 +129,8 @@ def test_changes_are_sorted_with_their_sign(open_gate_page):
     assert shares == sorted(shares)
 
 
-def test_what_the_filter_leaves_out_is_gone_on_a_phone_too(open_page):
-    tab = open_page(390)
+def test_what_the_filter_leaves_out_is_gone_on_a_phone_too(look_at):
+    tab = look_at(390)
     table = results(tab)
     tab.get_by_role("searchbox").fill("cap 25")
     assert names(table) == ["DDP, 2 CPU cores, cap 25 MiB"]
@@ -148,9 +148,9 @@ def test_what_the_filter_leaves_out_is_gone_on_a_phone_too(open_page):
         ("12", []),
     ],
 )
-def test_filter_reads_names_and_says_how_many_cases_are_left(open_page, typed, kept):
+def test_filter_reads_names_and_says_how_many_cases_are_left(look_at, typed, kept):
     """A number is a whole one, and none of the figures beside the name."""
-    tab = open_page()
+    tab = look_at()
     table, every = results(tab), every_column(tab)
     everything = names(table)
     box = tab.get_by_role("searchbox")
@@ -164,8 +164,8 @@ def test_filter_reads_names_and_says_how_many_cases_are_left(open_page, typed, k
     assert tab.get_by_role("status").inner_text() == ""
 
 
-def test_an_entry_of_a_legend_hides_and_shows_its_series(open_page):
-    figure = open_page().locator("figure", has_text="Speed-up over one device")
+def test_an_entry_of_a_legend_hides_and_shows_its_series(look_at):
+    figure = look_at().locator("figure", has_text="Speed-up over one device")
     button = figure.get_by_role("button", name="DDP", exact=True)
     for pressed, ddp in (("false", {"none"}), ("true", {"inline"})):
         button.click()
@@ -175,9 +175,9 @@ def test_an_entry_of_a_legend_hides_and_shows_its_series(open_page):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_figure_is_saved_as_it_is_seen(open_page, scheme, tmp_path):
+def test_a_figure_is_saved_as_it_is_seen(look_at, scheme, tmp_path):
     """Whole, with colours of its own on the page's paper."""
-    tab = open_page(1440, scheme)
+    tab = look_at(1440, scheme)
     figure = tab.locator("figure").first
     saved = {}
     for kind in ("SVG", "PNG"):
@@ -195,19 +195,17 @@ def test_a_figure_is_saved_as_it_is_seen(open_page, scheme, tmp_path):
     assert {(0x00, 0x72, 0xB2), (0x56, 0xB4, 0xE9)} & {c for _, c in image.getcolors(maxcolors=1_000_000)}
 
 
-def test_the_numbers_are_saved_from_the_page(open_page, page_file, tmp_path):
-    tab = open_page()
+def test_the_numbers_are_saved_from_the_page(look_at, page_file, tmp_path):
+    tab = look_at()
     with tab.expect_download() as started:
         tab.locator("a[download]").click()
     started.value.save_as(tmp_path / "cases.csv")
     assert (tmp_path / "cases.csv").read_bytes() == (page_file.parent / "cases.csv").read_bytes()
 
 
-def test_the_first_answer_stands_on_the_first_screen_of_a_phone_and_figures_before_prose(
-    open_page, open_gate_page
-):
-    for opened, seen in ((open_page, "h1, main > .figures > figure:first-child svg"), (open_gate_page, "h1")):
-        tab = opened(390)
+def test_the_first_answer_stands_on_the_first_screen_of_a_phone_and_figures_before_prose(look_at):
+    for of, seen in (("run", "h1, main > .figures > figure:first-child svg"), ("gate", "h1")):
+        tab = look_at(390, of=of)
         for first in tab.locator(seen).all():
             assert first.bounding_box()["y"] + first.bounding_box()["height"] <= 844
         figure, notes = (tab.locator(name).first.bounding_box() for name in ("figure svg", ".notes"))
@@ -215,10 +213,10 @@ def test_the_first_answer_stands_on_the_first_screen_of_a_phone_and_figures_befo
         assert figure["y"] < tab.locator("#tables").bounding_box()["y"]
 
 
-@pytest.mark.parametrize("page", ["open_page", "open_gate_page"])
-def test_a_print_takes_three_sheets_at_most_and_cuts_nothing(request, page):
+@pytest.mark.parametrize("of", ["run", "gate"])
+def test_a_print_takes_three_sheets_at_most_and_cuts_nothing(look_at, of):
     """A4 without its margins is 182 mm wide."""
-    tab = request.getfixturevalue(page)(688)
+    tab = look_at(688, of=of)
     assert 1 <= tab.pdf(format="A4").count(b"/Type /Page\n") <= 3
     tab.emulate_media(media="print")
     wider = "all => all.filter(e => e.getBoundingClientRect().right > 689).map(e => e.outerHTML.slice(0, 80))"
@@ -228,9 +226,9 @@ def test_a_print_takes_three_sheets_at_most_and_cuts_nothing(request, page):
     assert tab.locator("details.fold:visible").count() > 0
 
 
-@pytest.mark.parametrize("page", ["open_page", "open_gate_page"])
-def test_figures_and_notes_leave_no_blank_between_them(request, page):
-    tab = request.getfixturevalue(page)(1280)
+@pytest.mark.parametrize("of", ["run", "gate"])
+def test_figures_and_notes_leave_no_blank_between_them(look_at, of):
+    tab = look_at(1280, of=of)
     boxes = [one.bounding_box() for one in tab.locator("main > .figures > *").all()]
     assert boxes[0]["x"] < 600 < boxes[-1]["x"]
     for first, second in pairwise(boxes):
@@ -266,8 +264,9 @@ def test_a_phone_shows_few_columns_and_a_wide_screen_all(look_at):
     assert results(look_at(390)).locator("tbody tr").first.bounding_box()["height"] < 200
 
 
-def test_commands_are_copied_to_the_letter(open_page):
-    tab = open_page(permissions=["clipboard-read", "clipboard-write"])
+def test_commands_are_copied_to_the_letter(look_at):
+    tab = look_at()
+    tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
     command = tab.locator(".next .command")
     command.get_by_role("button", name="Copy").click()
     command.get_by_role("button", name="Copied").wait_for()
@@ -276,8 +275,8 @@ def test_commands_are_copied_to_the_letter(open_page):
     assert copied.startswith("python -m bench.")
 
 
-def test_link_into_a_fold_opens_it(open_page):
-    tab = open_page()
+def test_link_into_a_fold_opens_it(look_at):
+    tab = look_at()
     fold = tab.locator("details.fold", has=tab.get_by_role("heading", name="Conditions"))
     assert fold.get_attribute("open") is None
     tab.get_by_role("navigation").get_by_role("link", name="Conditions").click()
@@ -285,7 +284,7 @@ def test_link_into_a_fold_opens_it(open_page):
 
 
 def test_theme_can_be_chosen_against_the_systems_and_stays(open_page):
-    tab = open_page(scheme="dark")
+    tab = open_page(color_scheme="dark")
     seen, drawn = {}, {}
     for theme in ("dark", "auto", "light"):
         tab.get_by_label("Theme").select_option(theme)
@@ -297,8 +296,8 @@ def test_theme_can_be_chosen_against_the_systems_and_stays(open_page):
     assert tab.get_by_label("Theme").input_value() == "light"
 
 
-def test_row_leads_to_its_traces(open_page, page_file, tmp_path):
-    tab = open_page()
+def test_row_leads_to_its_traces(look_at, page_file, tmp_path):
+    tab = look_at()
     row = every_column(tab).locator("tbody tr", has=tab.get_by_role("link", name="rank 1")).first
     case_id = row.locator("td").last.inner_text()
     with tab.expect_download() as started:
@@ -314,7 +313,7 @@ def test_everything_is_readable_without_the_script(open_page):
     assert tab.locator("button:visible, input:visible, select:visible").count() == 0
 
 
-@pytest.mark.parametrize("page", ["open_page", "open_gate_page"])
+@pytest.mark.parametrize("of", ["run", "gate"])
 @pytest.mark.parametrize(
     ("scheme", "width"),
     [
@@ -322,11 +321,11 @@ def test_everything_is_readable_without_the_script(open_page):
         *in_campaign(("dark", 390), ("dark", 1440), ("light", 390)),
     ],
 )
-def test_axe_finds_no_serious_violation(request, page, scheme, width):
+def test_axe_finds_no_serious_violation(look_at, of, scheme, width):
     axe = pytest.importorskip(
         "axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python"
     )
-    tab = request.getfixturevalue(page)(width, scheme)
+    tab = look_at(width, scheme, of=of)
     unfold(tab)
     tab.locator("thead").first.get_by_role("button").first.click()
     assert tab.evaluate("document.documentElement.scrollWidth") == width

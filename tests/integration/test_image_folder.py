@@ -15,6 +15,7 @@ from commands import ROOT, eventually, has_ended
 from held import held, place_of
 from made import case_of, resolved
 from PIL import Image
+from torch import nn
 
 from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.measure.timed import Trainer
@@ -178,6 +179,7 @@ def test_a_corrupt_image_is_named(tmp_path, name, damage):
 
 
 NUM_CASES, NUM_VISITS, IMAGE_S, ROWS = 3, 4, 0.01, 4
+LINEAR = replace(WORKLOAD, module=lambda: nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 10)))
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
@@ -201,7 +203,7 @@ def test_loading_is_part_of_every_step_though_other_cases_run_between_the_blocks
 
     def make():
         source = _open(tmp_path, batch_size=ROWS, num_workers=num_workers)
-        trainer = Trainer(case, Mode(make_module(WORKLOAD)), WORKLOAD, source)
+        trainer = Trainer(case, Mode(make_module(LINEAR)), LINEAR, source)
         return held(case, trainer, place_of(), settings=settings)
 
     cases, took_ms = [make() for _ in range(NUM_CASES)], []
@@ -225,7 +227,7 @@ def test_loading_is_part_of_every_step_though_other_cases_run_between_the_blocks
 def test_loader_processes_that_are_no_forks_need_nothing_of_the_users(tmp_path, monkeypatch):
     """Python 3.14 and macOS begin them so: what they are given is pickled, and a lambda cannot be."""
     before = multiprocessing.get_start_method()
-    multiprocessing.set_start_method("spawn", force=True)
+    multiprocessing.set_start_method("forkserver", force=True)
     monkeypatch.setattr(f"{__name__}.WORKLOAD", replace(WORKLOAD, loss=lambda outputs, _: outputs.sum()))
     try:
         source = _open(_fill(tmp_path, 8), num_workers=1)

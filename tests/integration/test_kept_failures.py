@@ -2,11 +2,10 @@
 
 import json
 import re
-import sys
 from types import SimpleNamespace
 
 import pytest
-from commands import ROOT, finished
+import warm_workers
 
 from ddp_bench.bench.common.errors import ExitCode
 from ddp_bench.bench.results.run_folder import name_failure_file
@@ -62,8 +61,7 @@ def project(tmp_path_factory):
 
 def measure(project, *arguments, bug_on="", env=None):
     """`bench.run` in the user's folder; the ranks in `bug_on` have the bug."""
-    command = [sys.executable, "-m", "bench.run", *arguments]
-    return finished(command, project, {"BUG_ON": bug_on, "PYTHONPATH": str(ROOT), **(env or {})})
+    return warm_workers.measure(arguments, project, {"BUG_ON": bug_on, **(env or {})})
 
 
 OUT = "results/late"

@@ -6,10 +6,8 @@ import os
 from collections import defaultdict
 
 import pytest
-from commands import ROOT, finished
 from test_workloads import PROVEN
-
-from ddp_bench.bench.common.process import make_package_command
+from warm_workers import measure
 
 KINDS = f"""
 {PROVEN}
@@ -371,12 +369,12 @@ def user_run(tmp_path_factory):
     def run(name):
         folder = tmp_path_factory.mktemp("look")
         (folder / "mine.py").write_text(OF_A_USER)
-        command = make_package_command(
-            *("run", "--workload", f"mine:{name}", "--image-size", "8", "--device", "cpu", "--gpus", "2"),
+        arguments = (
+            *("--workload", f"mine:{name}", "--image-size", "8", "--device", "cpu", "--gpus", "2"),
             *("--modes", "ddp", "--bucket-cap-mb", "default", "--batch-size", "4", "--rounds", "2"),
             *("--steps", "5", "--out", str(folder / "run")),
         )
-        done = finished(command, folder, {"PYTHONPATH": str(ROOT)})
+        done = measure(arguments, folder)
         assert (folder / "run").exists(), done.stderr[-2000:]
         with (folder / "run" / "cases.csv").open() as file:
             cases = {row["mode"]: row for row in csv.DictReader(file)}

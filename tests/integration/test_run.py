@@ -13,6 +13,7 @@ import pytest
 from commands import SMALL, TINY, finished, python
 from PIL import Image
 from stand_ins import stand_in
+from warm_workers import measure
 
 from ddp_bench import load_run
 from ddp_bench.bench.common.process import make_package_command
@@ -131,25 +132,45 @@ def test_the_manifest_says_under_what_conditions(real_run):
     assert 0 < manifest.timing.timed_share_pct < 100
 
 
-@pytest.mark.smoke
-def test_under_the_users_own_torchrun(tmp_path):
-    """The ranks are the user's here: they measure in the processes that torchrun started."""
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory):
+    """A run of two batch sizes by the user's own torchrun: what was typed, its summary, and its folder."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     sweep = ("--modes", "ddp", "--gpus", "2", "--bucket-cap-mb", "default", "--rounds", "2")
-    how = ("--json", "--quiet", "--out", str(tmp_path / "run"))
-    done = python(*launcher, "-m", "bench.run", *TINY, *sweep, *how, env={"OMP_NUM_THREADS": "1"})
+    how = ("--json", "--quiet", "--out", str(tmp_path_factory.mktemp("out") / "run"))
+    arguments = ("-m", "bench.run", *TINY, "--batch-size", "8,2", *sweep, *how)
+    done = python(*launcher, *arguments, env={"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stderr == ""
-    summary = json.loads(done.stdout)
-    assert [c["mode"] for c in summary["cases"]] == ["single", "ddp"]
-    assert summary["answers"]
-    run = load_run(tmp_path / "run")
-    assert run.cases["status"].tolist() == ["ok", "ok"]
-    assert run.cases["num_rounds"].tolist() == [2, 2]
+    return ("torchrun", *launcher[2:], *arguments), json.loads(done.stdout), load_run(how[-1])
+
+
+@pytest.mark.smoke
+def test_under_the_users_own_torchrun(launched):
+    """The ranks are the user's here: they measure in the processes that torchrun started."""
+    typed, summary, run = launched
+    assert [c["mode"] for c in summary["cases"]] == ["single", "ddp"] * 2
+    assert run.cases["num_rounds"].tolist() == [2] * 4
     assert [(rank.rank, rank.local_rank) for rank in run.manifest.ranks] == [(0, 0), (1, 1)]
-    typed = ("torchrun", *launcher[2:], "-m", "bench.run", *TINY, *sweep, *how)
     assert shlex.split(run.manifest.command) == [*typed]
     assert summary["next"]["command"].startswith("torchrun --standalone --nproc-per-node 2 -m bench.run ")
+
+
+def test_two_sizes_on_two_ranks_have_a_single_each_and_an_answer(launched):
+    _, summary, run = launched
+    cases = run.cases
+    assert (cases["status"] == "ok").all(), cases["reason"].tolist()
+    assert [*zip(cases["mode"], cases["batch_per_device"], cases["global_batch"], strict=True)] == [
+        ("single", 2, 2),
+        ("ddp", 2, 4),
+        ("single", 8, 8),
+        ("ddp", 8, 16),
+    ]
+    rate, speedup = cases["images_per_s"], cases["speedup"]
+    for single, ddp in ((0, 1), (2, 3)):
+        assert rate[ddp] / rate[single] == pytest.approx(speedup[ddp], rel=1e-9)
+    assert "batch size" in [one["question"] for one in summary["answers"]]
+    assert "Throughput over batch size" in (run.path / "report.html").read_text()
 
 
 def test_every_setting_is_in_one_group_of_the_whole_help():
@@ -172,11 +193,12 @@ def test_a_folder_that_holds_a_run_is_left_alone(real_run, capsys):
     assert {p.name: p.stat().st_mtime_ns for p in run.path.iterdir()} == before
 
 
-def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path, capsys):
+def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path):
     out = tmp_path / "run"
     arguments = [*SMALL, "--gpus", "1,2", "--bucket-cap-mb", "default,1"]
-    assert main([*arguments, "--dry-run", "--out", str(out)]) == 0
-    text = capsys.readouterr().out
+    done = measure([*arguments, "--dry-run", "--out", str(out)], tmp_path)
+    assert done.returncode == 0, done.stderr
+    text = done.stdout
     assert text.startswith("6 cases, 5 to measure")
     assert "; resnet20, 32 " in text.splitlines()[0]
     assert " px, 8 images per device, weak scaling, fp32:" in text.splitlines()[0]

@@ -23,8 +23,7 @@ from ddp_bench.bench.common.turns import TURNS_ENV, TurnClient, TurnServer
 from ddp_bench.bench.machine.manifest import Manifest, RankPlace
 from ddp_bench.bench.plan.sweep import hash_plan
 from ddp_bench.bench.results.block_times import BlockTimes
-from ddp_bench.bench.results.case_columns import CASES, FILES
-from ddp_bench.bench.results.columns import make_frame
+from ddp_bench.bench.results.case_columns import FILES
 from ddp_bench.bench.results.journal import Settled, read_blocks
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.run import case_runner, rounds, stop_rule
@@ -314,12 +313,13 @@ def test_between_rounds_a_run_writes_its_log_alone_and_if_killed_is_read_by_it(m
 
 
 @pytest.mark.parametrize(("looking_s", "most_between_s"), [(0.01, 45), (5.0, 2100)])
-def test_looking_at_results_takes_little_of_the_time(looking_s, most_between_s):
+def test_looking_at_results_takes_little_of_the_time(monkeypatch, looking_s, most_between_s):
     """The ranks wait meanwhile."""
+    monkeypatch.setattr(rounds, "read_case_results", list)
     now_s, looks = 0.0, []
 
     class Recorder(SimpleNamespace):
-        tables = SimpleNamespace(cases=make_frame([], CASES))
+        tables = SimpleNamespace(cases=())
 
         def refresh(self):
             nonlocal now_s

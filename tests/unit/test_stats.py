@@ -1,6 +1,7 @@
 """Intervals of medians, pairs and ratios: closed forms, and as often right as they say."""
 
 import math
+from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
@@ -88,16 +89,29 @@ def test_pairs_have_students_interval_where_none_stands_out():
     )
 
 
+@pytest.fixture(scope="module")
+def launches():
+    """Of 300 trials by eight launches: how far each lies from the others, and what its ten rounds tell."""
+    rng = np.random.default_rng(8)
+    apart, rounds = rng.normal(size=(300, 8)), 0.02 * rng.normal(size=(300, 8, 10))
+    return apart, [[estimate_difference(one) for one in trial] for trial in rounds], rounds
+
+
 @pytest.mark.parametrize("part", [0.1, 0.5, 2.0])
-def test_launches_tell_what_another_launch_adds(part):
+def test_launches_tell_what_another_launch_adds(launches, part):
     """Launches lie apart by `part` times what rounds do; one sample of them has Student's t."""
-    rng, trials = np.random.default_rng(8), 300
-    rounds = 0.02 * part * rng.normal(size=(trials, 8, 1)) + 0.02 * rng.normal(size=(trials, 8, 10))
-    each = [[estimate_difference(one) for one in launches] for launches in rounds]
+    apart, each, rounds = launches
+    moved = 0.02 * part * apart
+    each = [
+        [replace(one, value=one.value + by) for one, by in zip(*trial, strict=True)]
+        for trial in zip(each, moved, strict=True)
+    ]
+    again = estimate_difference(rounds[0, 0] + moved[0, 0])
+    assert astuple(again) == pytest.approx(astuple(each[0][0])), "a launch that lies apart is moved, no more"
     for num_launches in (2, 3, 4, 8):
         found = [average_launches(one[:num_launches]).compute_interval() for one in each]
         held = sum(not one.is_clear_of(0.0) for one in found)
-        assert scipy_stats.binomtest(held, trials, 0.94, alternative="less").pvalue > 0.01, num_launches
+        assert scipy_stats.binomtest(held, len(each), 0.94, alternative="less").pvalue > 0.01, num_launches
 
 
 def test_one_launch_is_known_by_its_rounds():
