@@ -15,7 +15,10 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 FOLDERS_OF_PROCESSES = ("faults", "integration", "lab", "mutants")
-"""Their tests start ranks, which need the cores, and share runs: all of a folder go to one worker."""
+"""Their tests start ranks, which need the cores, and share runs: all of a folder go to one worker.
+
+So do those of all these folders with `-m`: many of the campaign measure.
+"""
 
 LONGEST_FILES = ("test_published.py", "test_recorded.py", "test_gate_verdicts.py", "test_stats.py")
 """Begun first beside those, so that at the end no worker waits for one of them."""
@@ -65,7 +68,9 @@ class Scheduler(LoadFileScheduling):
     def _split_scope(self, nodeid):
         file = super()._split_scope(nodeid)
         folder = Path(file).parent.name
-        return folder if folder in FOLDERS_OF_PROCESSES else file
+        if folder not in FOLDERS_OF_PROCESSES:
+            return file
+        return "processes" if self.config.option.markexpr else folder
 
 
 def pytest_xdist_make_scheduler(config, log):
