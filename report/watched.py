@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..bench.common.cli import NextStep
 from ..bench.common.numbers import format_count, format_interval, format_quantity, format_rough_duration
 from ..bench.common.text import begin_sentence
-from ..bench.findings.watched import PART_HEADINGS, WAITING, conclude_watch, list_parts, name_rank
+from ..bench.findings.watched import WAITING, conclude_watch, list_parts, name_rank
 from ..bench.findings.watched_settings import write_estimate
 from ..bench.machine.manifest import Manifest, Timing
 from ..bench.machine.watched import Watched, WatchedRank
@@ -115,10 +115,9 @@ def tabulate_times(case: CaseResult) -> Table:
 
 
 def tabulate_ranks(
-    manifest: Manifest, ranks: Sequence[WatchedRank], shown: Sequence[str], slowest: str
+    manifest: Manifest, ranks: Sequence[WatchedRank], shown: Mapping[str, str], slowest: str
 ) -> Table:
-    """Tabulate the shown parts of a step by rank; `slowest` is the time of a step of the slowest rank."""
-    names = {part: PART_HEADINGS.get(part, part) for part in shown}
+    """Tabulate parts of a step by rank, by their headings; `slowest` is the step of the slowest rank."""
     has_steps = all(one.step_ms for one in ranks)
     return Table(
         "Where a step goes, in ms",
@@ -127,7 +126,7 @@ def tabulate_ranks(
             Heading("Rank", "short"),
             *([Heading("step", "number")] if has_steps else []),
             # A terminal has a line of its own for what stands in parentheses.
-            *(Heading(re.sub(r" (and .*|of .*)", r" (\1)", names[part]), "number") for part in shown),
+            *(Heading(re.sub(r" (and .*|of .*)", r" (\1)", name), "number") for name in shown.values()),
         ),
         tuple(
             (
@@ -151,12 +150,11 @@ def _explain_sum(name: str, rank: WatchedRank, slowest: str) -> str:
     return f"Each number is a median over steps: the parts of rank {name} add up to {parts_ms}{step}.{last}"
 
 
-def draw_ranks(manifest: Manifest, ranks: Sequence[WatchedRank], shown: Sequence[str]) -> Figure:
-    """Draw a stacked bar for each rank."""
-    names = {part: PART_HEADINGS.get(part, part) for part in shown}
+def draw_ranks(manifest: Manifest, ranks: Sequence[WatchedRank], shown: Mapping[str, str]) -> Figure:
+    """Draw a stacked bar for each rank, of parts by their headings."""
     bars = []
     for one in ranks:
-        parts = {name: one.parts[part].estimate for part, name in names.items()}
+        parts = {name: one.parts[part].estimate for part, name in shown.items()}
         whole = f"{format_quantity(sum(parts.values()), 'ms')} in parts"
         bars.append((f"rank {name_rank(manifest, one.rank)}", whole, parts))
     rank, _, parts = bars[0]
@@ -166,6 +164,6 @@ def draw_ranks(manifest: Manifest, ranks: Sequence[WatchedRank], shown: Sequence
         title="Where a step goes, by rank",
         caption=f"The largest part of {rank}'s step is {largest}: {format_quantity(parts[largest], 'ms')}.",
         note=f"A bar's length is the sum of its parts' medians. “{WAITING}”: {_WAITS}.",
-        height_pt=compute_bar_height(len(bars), len(names)),
-        draw=lambda canvas: draw_bars(canvas, bars, [*names.values()]),
+        height_pt=compute_bar_height(len(bars), len(shown)),
+        draw=lambda canvas: draw_bars(canvas, bars, [*shown.values()]),
     )

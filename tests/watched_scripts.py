@@ -53,13 +53,14 @@ def loss_of(model, x, y):
     return functional.cross_entropy(model(x), y)
 
 
-def train(model, optimizer=None, number=STEPS, *, to_none=True):
+def train(model, optimizer=None, number=STEPS, *, to_none=True, data=None, lose=loss_of, step=None):
+    """Train as most do; the loss is that of `lose`, and `step` comes in place of the optimizer's."""
     optimizer = optimizer or sgd(model)
-    for x, y in batches(number):
+    for batch in batches(number) if data is None else data:
         optimizer.zero_grad(set_to_none=to_none)
-        loss = loss_of(model, x, y)
+        loss = lose(model, *batch)
         loss.backward()
-        optimizer.step()
+        (step or optimizer.step)()
     return loss
 
 
@@ -88,14 +89,12 @@ def wrapped_by_a_package():
 def gathers_before_the_forward():
     """As a Trainer does that counts the items of a batch."""
     model, counts = wrapped(), [torch.tensor(0) for _ in range(dist.get_world_size())]
-    optimizer = sgd(model)
-    for x, y in batches():
+
+    def lose(model, x, y):
         dist.all_gather(counts, torch.tensor(len(x)))
-        optimizer.zero_grad()
-        loss = loss_of(model, x, y) * int(sum(counts)) / len(x)
-        loss.backward()
-        optimizer.step()
-    return model, loss
+        return loss_of(model, x, y) * int(sum(counts)) / len(x)
+
+    return model, train(model, lose=lose)
 
 
 def default_caps():
@@ -118,14 +117,10 @@ def loaders_and_evaluation():
     for epoch in range(2):
         loader.sampler.set_epoch(epoch)
         model.train()
-        for x, y in loader:
-            optimizer.zero_grad()
-            loss = loss_of(model, x, y)
-            loss.backward()
-            optimizer.step()
+        loss = train(model, optimizer, data=loader)
         model.eval()
         with torch.no_grad():
-            model(x)
+            model(data[:6][0])
     return model, loss
 
 
@@ -191,15 +186,8 @@ def gan():
 
 
 def two_in_one_backward():
-    first, second = wrapped(), wrapped()
-    both = nn.ModuleList([first, second])
-    optimizer = sgd(both)
-    for x, y in batches():
-        optimizer.zero_grad()
-        loss = loss_of(first, x, y) + loss_of(second, x + 1, y)
-        loss.backward()
-        optimizer.step()
-    return both, loss
+    both = nn.ModuleList([wrapped(), wrapped()])
+    return both, train(both, lose=lambda both, x, y: loss_of(both[0], x, y) + loss_of(both[1], x + 1, y))
 
 
 def skipped_steps():
@@ -244,11 +232,7 @@ def epoch_never_set():
     optimizer = sgd(model)
     loader = DataLoader(data, batch_size=6, sampler=DistributedSampler(data))
     for _ in range(2):
-        for (x,) in loader:
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
+        loss = train(model, optimizer, data=loader, lose=lambda model, x: model(x).square().mean())
     return model, loss
 
 
@@ -297,13 +281,7 @@ def joined_by_active_ranks():
 
 def siamese():
     model = wrapped(nn.Linear(8, 4))
-    optimizer = sgd(model)
-    for x, _ in batches():
-        optimizer.zero_grad()
-        loss = (model(x) - model(x + 1)).square().mean()
-        loss.backward()
-        optimizer.step()
-    return model, loss
+    return model, train(model, lose=lambda model, x, _: (model(x) - model(x + 1)).square().mean())
 
 
 def two_backwards_a_step():
@@ -441,14 +419,13 @@ def optimizer_in_the_backward():
 def by_hand():
     model = net()
     optimizer = sgd(model)
-    for x, y in batches():
-        optimizer.zero_grad()
-        loss = loss_of(model, x, y)
-        loss.backward()
+
+    def step():
         for one in model.parameters():
             dist.all_reduce(one.grad)
         optimizer.step()
-    return model, loss
+
+    return model, train(model, optimizer, step=step)
 
 
 def sharded():
@@ -522,13 +499,7 @@ def compiled_outside():
 def compiled_step():
     model = wrapped()
     optimizer = sgd(model)
-    step = torch.compile(optimizer.step)
-    for x, y in batches():
-        optimizer.zero_grad()
-        loss = loss_of(model, x, y)
-        loss.backward()
-        step()
-    return model, loss
+    return model, train(model, optimizer, step=torch.compile(optimizer.step))
 
 
 def compiled_collective():
@@ -541,13 +512,7 @@ def compiled_collective():
         return x + total.tanh()
 
     model = wrapped()
-    optimizer = sgd(model)
-    for x, y in batches():
-        optimizer.zero_grad()
-        loss = loss_of(model, shifted(x), y)
-        loss.backward()
-        optimizer.step()
-    return model, loss
+    return model, train(model, lose=lambda model, x, y: loss_of(model, shifted(x), y))
 
 
 def caps_of(model):
@@ -591,7 +556,7 @@ def begin_watch(rows):
     sys.modules[f"{PACKAGE}.buckets"].PROBE_SHARE = 0.6
     watch.restart()
     write = type(watch.rows).write
-    watch.rows.write = lambda **row: (rows.append(row), write(watch.rows, **row))
+    watch.rows.write = lambda **row: (rows.append({"rank": dist.get_rank(), **row}), write(watch.rows, **row))
 
 
 def play(kinds):

@@ -58,10 +58,11 @@ FEWER_BYTES_REMEDY = (
 )
 
 
-def list_parts(ranks: Sequence[WatchedRank]) -> list[str]:
-    """Return the parts that take time on any of these ranks, in the order of the step."""
+def list_parts(ranks: Sequence[WatchedRank]) -> dict[str, str]:
+    """Return the headings of parts that take time on any of these ranks, by part in the order of the step."""
     known = [part for part in ranks[0].parts if all(part in one.parts for one in ranks)] if ranks else []
-    return [part for part in known if any(one.parts[part].estimate > 0 for one in ranks)]
+    shown = (part for part in known if any(one.parts[part].estimate > 0 for one in ranks))
+    return {part: PART_HEADINGS.get(part, part) for part in shown}
 
 
 def make_measured(found: Interval) -> Measured:
@@ -70,9 +71,9 @@ def make_measured(found: Interval) -> Measured:
     return Measured(estimate=found.estimate, low=low, high=high)
 
 
-def write_ms(found: Measured | None, unit: str = "ms") -> str:
+def write_ms(found: Measured | None) -> str:
     """Write milliseconds with their interval; empty when missing."""
-    return "" if found is None else format_interval(make_interval(found), unit)
+    return "" if found is None else format_interval(make_interval(found), "ms")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from heapq import nlargest
 from ..common.numbers import choose_places, format_interval, format_quantity
 from ..findings.cautions import describe_busy_cores, is_busy
 from ..findings.verdicts import MIN_SHARE
-from ..findings.watched import PART_HEADINGS, conclude_late_rank, list_parts, name_rank
+from ..findings.watched import conclude_late_rank, list_parts, name_rank
 from ..findings.watched_settings import Cost, conclude_settings, describe_share, write_estimate
 from ..machine.manifest import Manifest
 from ..machine.watched import Watched, WatchedRank, WatchedSetting
@@ -146,8 +146,8 @@ def _compare_parts(ours: WatchedRank, theirs: WatchedRank) -> Iterator[tuple[str
     """Yield the step of a rank and its parts, each with its milliseconds on both sides."""
     if ours.step_ms and theirs.step_ms:
         yield "step", (ours.step_ms.estimate, theirs.step_ms.estimate)
-    for part in list_parts([ours, theirs]):
-        yield part, (ours.parts[part].estimate, theirs.parts[part].estimate)
+    for part, heading in list_parts([ours, theirs]).items():
+        yield heading, (ours.parts[part].estimate, theirs.parts[part].estimate)
 
 
 def _find_largest_change(sides: tuple[WatchedRank, WatchedRank]) -> float:
@@ -163,7 +163,7 @@ def tabulate_parts(baseline: Manifest, candidate: Manifest) -> Table:
     most = nlargest(MAX_RANKS, pairs, key=_find_largest_change)
     rows = tuple(
         (
-            f"rank {name_rank(baseline, ours.rank)}: {PART_HEADINGS.get(part, part)}",
+            f"rank {name_rank(baseline, ours.rank)}: {part}",
             *(format_quantity(ms, "") for ms in sides),
             _write_change(*sides),
         )

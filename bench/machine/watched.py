@@ -21,8 +21,6 @@ class LateRank(Record, frozen=True):
     """Milliseconds of a step by which its own work takes longer than that of every other rank."""
     parts: dict[str, Measured] = {}
     """The same by part of the work, over the median of the others."""
-    last_pct: Amount = 0.0
-    """Percent of the steps in which it is the last."""
     share_pct: Amount = 0.0
     """Percent of the step by which it is later."""
     lines: tuple[str, ...] = ()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
+import msgspec
 import numpy as np
 
 from ..findings.late_ranks import estimate_typical, find_latest
@@ -16,7 +17,8 @@ from ..findings.watched import PART_NAMES, make_measured
 from ..machine.watched import LateRank
 from ..stats.fit import MIN_ROUNDS
 from ..stats.interval import Estimate, Interval
-from .steps import JoinedStep, Step
+from .rows import Step
+from .steps import JoinedStep
 
 WORK_PARTS = tuple(PART_NAMES)
 
@@ -44,11 +46,10 @@ CLOCK_ERROR = 0.01
 
 def get_work_s(step: Step) -> dict[str, float]:
     """Return the seconds of a rank's own work by part; no backward where its end of work is not known."""
-    own = {part: step.parts.get(part, 0.0) for part in WORK_PARTS}
-    if step.syncs:
-        known = all(sync.ready_s and sync.end_s is not None for sync in step.syncs)
-        own["backward"] = max(own["backward"] - step.tail_s, 0.0) if known else 0.0
-    return own
+    parts = step.split_backward()
+    if not all(sync.ready_s and sync.end_s is not None for sync in step.syncs):
+        parts = msgspec.structs.replace(parts, backward=0.0)
+    return {part: getattr(parts, part) for part in WORK_PARTS}
 
 
 def find_late_rank(joined: Sequence[JoinedStep]) -> LateRank | None:
@@ -79,7 +80,6 @@ def find_late_rank(joined: Sequence[JoinedStep]) -> LateRank | None:
         later_ms=make_measured(_add_systematic_error(found, parts.values(), step_ms)),
         lines=find_lines([step[rank] for step in joined]),
         parts={part: make_measured(ms.compute_interval()) for part, ms in parts.items()},
-        last_pct=round(100 * sum(ms > 0 for ms in later_ms) / len(later_ms), 1),
         share_pct=round(max(100 * found.value / step_ms, 0.0), 1),
         is_straggler=is_late,
     )
@@ -96,7 +96,7 @@ def find_lines(steps: Iterable[Step]) -> tuple[str, ...]:
     most = max(gaps_s, key=lambda lines: median(gaps_s[lines]), default=())
     if not all(most) or not most:
         return ()
-    whole_s = median(step.parts.get("other", 0.0) for step in told)
+    whole_s = median(step.parts.other for step in told)
     return most if median(gaps_s[most]) >= MIN_CAUSE * whole_s else ()
 
 

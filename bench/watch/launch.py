@@ -87,18 +87,18 @@ def make_environment(config: Mapping[str, Any], given: Mapping[str, str]) -> dic
     return {name: value for name, value in given.items() if name != TYPED_ENV} | changes
 
 
+def make_folder(folder: Path) -> None:
+    """Make the folder of the rows. Raises UsageError where it cannot be written."""
+    with report_write_errors(f"--out {format_path(folder)}"):
+        (folder / ROWS).mkdir(parents=True, exist_ok=True)
+
+
 def start(command: Sequence[str], config: Mapping[str, Any]) -> subprocess.Popen[bytes]:
     """Start the command, with our standard streams. Raises UsageError where there is none."""
     if shutil.which(command[0]) is None:
         raise UsageError(f"after -- comes a command, but no program {command[0]!r} is found")
     make_folder(Path(config["folder"]))
     return subprocess.Popen(command, env=make_environment(config, os.environ))
-
-
-def make_folder(folder: Path) -> None:
-    """Make the folder of the rows. Raises UsageError where it cannot be written."""
-    with report_write_errors(f"--out {format_path(folder)}"):
-        (folder / ROWS).mkdir(parents=True, exist_ok=True)
 
 
 def run(command: Sequence[str], config: Mapping[str, Any], *, stop: bool, quiet: bool) -> int:
@@ -279,12 +279,11 @@ def watch(
     make_folder(folder)
     install(make_config(folder, steps, probes=probes, seed=seed, bucket_cap_mb=bucket_cap_mb))
     if os.environ.get("RANK", "0") == "0":
-        process = os.getpid()
-        atexit.register(lambda: _report_watch(folder.absolute()) if os.getpid() == process else None)
+        atexit.register(_report_watch, folder.absolute(), os.getpid())
     return folder
 
 
-def _report_watch(folder: Path) -> None:
-    end_here()
-    await_rows(folder)
-    write_result(folder, 0, quiet=False)
+def _report_watch(folder: Path, process: int) -> None:
+    if os.getpid() == process:  # no fork of it
+        end_here()
+        report(folder, (), 0, quiet=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -28,7 +28,7 @@ from ..machine.manifest import (
     Timing,
 )
 from ..machine.provenance import describe_run
-from ..machine.watched import Watched, WatchedRank
+from ..machine.watched import Measured, Watched, WatchedRank
 from ..page.terminal import print_page
 from ..plan.case import Case
 from ..plan.settings import Settings
@@ -39,8 +39,9 @@ from ..results.store import load_run
 from ..stats.interval import compute_median_interval
 from . import steps as seen
 from .late import find_late_rank
+from .rows import Parts
 from .settings import describe_unseen, find_settings
-from .tables import PARTS, compute_parts_s, find_turns, plan_case, write_steps, write_tables
+from .tables import find_turns, plan_case, write_steps, write_tables
 
 UNMEASURED_RACE = (
     "bucket caps were raced, but no step lies within the backwards of a turn that count: the training ended "
@@ -137,7 +138,7 @@ def describe_watch(
             num_steps=len(first.steps),
             num_compared=len(watched.joined),
             num_others=watched.num_others,
-            ranks=measure_parts(watched.joined),
+            ranks=tuple(measure_parts(watched.joined)),
             late=find_late_rank(watched.joined),
             num_probes=len(watched.probes),
             own_ms=own_ms,
@@ -149,53 +150,47 @@ def describe_watch(
 
 
 def name_notes(watched: seen.Watched) -> list[str]:
-    """Return what ranks had to tell, with the ranks where it is not all."""
-    few = {text: ranks for text, ranks in watched.notes.items() if len(ranks) < len(watched.ranks)}
-    named = {text: f"rank {', '.join(map(str, sorted(ranks)))}: " for text, ranks in few.items()}
-    models = [*watched.first.models.values()] if watched.ranks else []
-    own = next((one.bucket_cap_mb for one in models), "")
-    unmeasured = [UNMEASURED_RACE] if watched.raced and not find_turns(watched, own) else []
-    needed = max((one.race_ends_at for one in models), default=0)
-    taken = max((sync.k for step in watched.first.steps for sync in step.syncs), default=0) if models else 0
-    if taken < needed:
-        unmeasured.append(SHORT_RACE.format(taken=taken, needed=needed))
-    return [
-        *describe_missing_ranks(watched),
-        *(f"{named.get(text, '')}{text}" for text in watched.notes),
-        *unmeasured,
-    ]
+    """Return what ranks had to tell, with the ranks where it is not all, and what could not be measured."""
+    notes = [*describe_missing_ranks(watched)]
+    for text, ranks in watched.notes.items():
+        named = f"rank {', '.join(map(str, sorted(ranks)))}: " if len(ranks) < len(watched.ranks) else ""
+        notes.append(f"{named}{text}")
+    if watched.ranks and (models := [*watched.first.models.values()]):
+        if watched.raced and not find_turns(watched, models[0].bucket_cap_mb):
+            notes.append(UNMEASURED_RACE)
+        needed = max(one.race_ends_at for one in models)
+        taken = max((sync.k for step in watched.first.steps for sync in step.syncs), default=0)
+        if taken < needed:
+            notes.append(SHORT_RACE.format(taken=taken, needed=needed))
+    return notes
 
 
-def describe_missing_ranks(watched: seen.Watched) -> list[str]:
+def describe_missing_ranks(watched: seen.Watched) -> Iterator[str]:
     """Say where ranks are missing, or only one trained."""
     ranks, missing = watched.ranks, watched.num_missing
     if missing:
         first = next(rank for rank in range(len(ranks) + 1) if rank not in ranks)
-        return [
+        yield (
             f"{missing} of {len(ranks) + missing} ranks left no steps here, rank {first} for one, so what "
             "communication adds is not known. They ended before, or their hosts do not share this folder: "
             "watch on every host, with one --out that all of them see."
-        ]
-    if len(ranks) == 1:
-        return ["Only one process trained: if there should be more, look at what your launcher starts."]
-    return []
-
-
-def measure_parts(joined: Sequence[seen.JoinedStep]) -> tuple[WatchedRank, ...]:
-    """Measure the parts of light steps by rank, of all where there are none."""
-    told = [step for step in joined if seen.is_light(step)] or joined
-    by_rank = {rank: [compute_parts_s(step[rank]) for step in told] for rank in told[0]}
-    return tuple(
-        WatchedRank(
-            rank=rank,
-            step_ms=make_measured(compute_median_interval([1000 * step[rank].step_s for step in told])),
-            parts={
-                part: make_measured(compute_median_interval([1000 * one[part] for one in own]))
-                for part in PARTS
-            },
         )
-        for rank, own in by_rank.items()
-    )
+    elif len(ranks) == 1:
+        yield "Only one process trained: if there should be more, look at what your launcher starts."
+
+
+def measure_parts(joined: Sequence[seen.JoinedStep]) -> Iterator[WatchedRank]:
+    """Measure the parts of light steps by rank, of all where there are none."""
+
+    def measure(taken_s: Iterable[float]) -> Measured:
+        return make_measured(compute_median_interval([1000 * s for s in taken_s]))
+
+    told = seen.select_light(joined)
+    for rank in told[0]:
+        own = [step[rank].split_backward() for step in told]
+        parts = {part: measure(getattr(one, part) for one in own) for part in Parts.__struct_fields__}
+        step_ms = measure(step[rank].step_s for step in told)
+        yield WatchedRank(rank=rank, step_ms=step_ms, parts=parts)
 
 
 def measure_watch_time(watched: seen.Watched) -> tuple[float, float]:

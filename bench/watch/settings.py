@@ -16,7 +16,8 @@ from ..machine.watched import Measured, WatchedSetting
 from ..stats.fit import MIN_ROUNDS
 from ..stats.interval import Interval, compute_median_interval
 from .late import get_work_s
-from .steps import JoinedStep, Made, Step, Watched, is_light
+from .rows import Made, Step
+from .steps import JoinedStep, Watched, get_first_rank, select_light
 
 MIN_HOST_BOUND_PCT = 50.0
 """Percent of a step that a GPU waits for its host, to be told."""
@@ -49,9 +50,9 @@ def _find_model_settings(watched: Watched) -> Iterator[WatchedSetting]:
         if one.find_unused_parameters and all(model.unused is False for model in on_ranks):
             yield _make_setting("unused", one, **_measure_search(watched))
     sender = next((one for one in models if one.broadcast_buffers), None)
-    sent_ms = [1000 * min(one.parts.get("buffers", 0.0) for one in step.values()) for step in joined]
+    sent_ms = [1000 * min(one.parts.buffers for one in step.values()) for step in joined]
     if sender is not None and median(sent_ms) > 0:  # the last rank waits for nobody
-        cost_ms = make_measured(estimate_typical(sent_ms).compute_interval())
+        cost_ms = _measure_typical(sent_ms)
         yield _make_setting("buffers", sender, cost_ms=cost_ms, value=sender.buffers_argument)
     if (replicas := watched.first.parallel.get("DataParallel")) is not None:
         yield _make_setting("data-parallel", replicas, amount=replicas.devices)
@@ -104,10 +105,8 @@ def _measure_search(watched: Watched) -> dict[str, Any]:
 
 def _measure_wait(watched: Watched) -> Measured | None:
     """Measure the wait for the loader: without its CPU time, which workers take too, up to all of it."""
-    wait_ms = measure_saved_ms(watched.joined, lambda step: step.parts.get("data", 0.0))
-    least_ms = measure_saved_ms(
-        watched.joined, lambda step: max(step.parts.get("data", 0.0) - step.loading_s, 0.0)
-    )
+    wait_ms = measure_saved_ms(watched.joined, lambda step: step.parts.data)
+    least_ms = measure_saved_ms(watched.joined, lambda step: max(step.parts.data - step.loading_s, 0.0))
     if wait_ms is None or least_ms is None:
         return wait_ms
     return msgspec.structs.replace(least_ms, high=wait_ms.high)
@@ -129,14 +128,9 @@ def measure_host_bound_pct(steps: Sequence[Step]) -> Interval | None:
     return compute_median_interval(shares)
 
 
-def get_first_rank(step: JoinedStep) -> Step:
-    """Return a step as its first rank took it."""
-    return next(iter(step.values()))
-
-
 def measure_saved_ms(joined: Sequence[JoinedStep], seconds_of: Callable[[Step], float]) -> Measured | None:
     """Measure what steps save without these seconds of each rank's own work: ranks wait for the last one."""
-    told = [step for step in joined if is_light(step)] or joined
+    told = select_light(joined)
     if len(told) < MIN_ROUNDS:
         return None
     saved_ms = []
@@ -144,7 +138,11 @@ def measure_saved_ms(joined: Sequence[JoinedStep], seconds_of: Callable[[Step], 
         own_s = {rank: sum(get_work_s(one).values()) for rank, one in step.items()}
         without_s = max(own_s[rank] - seconds_of(one) for rank, one in step.items())
         saved_ms.append(1000 * (max(own_s.values()) - without_s))
-    return make_measured(estimate_typical(saved_ms).compute_interval())
+    return _measure_typical(saved_ms)
+
+
+def _measure_typical(values: Sequence[float]) -> Measured:
+    return make_measured(estimate_typical(values).compute_interval())
 
 
 def describe_unseen(watched: Watched) -> list[str]:

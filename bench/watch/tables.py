@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+import msgspec
 
 from ..machine.manifest import Manifest
 from ..plan.buckets import BucketLayout, parse_caps_mib
@@ -21,38 +24,24 @@ from ..results.journal import Settled, State
 from ..results.metrics import PROBES
 from ..results.round_times import WAIT_KEY, RoundTimes
 from ..results.tables import encode_csv, format_csv_value
-from .steps import MIN_STEP_S, JoinedStep, Step, Watched
-
-PARTS = ("data", "forward", "backward", "waits", "buffers", "optimizer", "evaluation", "collectives", "other")
-"""Parts of a step; `waits` is what its backward takes after its last bucket was ready."""
+from .rows import MIN_STEP_S, Parts, Step
+from .steps import JoinedStep, Watched, get_first_rank
 
 PHASES = ("data", "forward", "backward", "optimizer")
 """Parts as a run has them: the backward includes waiting."""
 
 
-def compute_parts_s(step: Step) -> dict[str, float]:
-    """Return the seconds of each part of a step, which add up to it."""
-    found = {part: step.parts.get(part, 0.0) for part in PARTS}
-    waits = min(step.tail_s, found["backward"])
-    return found | {"backward": found["backward"] - waits, "waits": waits}
-
-
 def write_steps(path: Path, watched: Watched) -> None:
     """Write a row for each rank and step."""
     compared = {(rank, one.n) for step in watched.joined for rank, one in step.items()}
-    header = ["rank", "step", "compared", "kind", "step_ms", *(f"{part}_ms" for part in PARTS), "alone_ms"]
-    rows: list[list[str]] = [header]
+    parts = [f"{part}_ms" for part in Parts.__struct_fields__]
+    rows = [["rank", "step", "compared", "kind", "step_ms", *parts, "alone_ms"]]
     for rank, process in watched.ranks.items():
         for one in process.steps:
             kind = "probe" if one.probes else "light" if one.hooked else "raced" if one.turn else "unhooked"
-            seconds = (one.step_s, *compute_parts_s(one).values(), one.alone_s if one.probes else None)
-            told = (
-                rank,
-                one.n,
-                (rank, one.n) in compared,
-                kind,
-                *(s and round(1000 * s, 4) for s in seconds),
-            )
+            seconds = (one.step_s, *msgspec.structs.astuple(one.split_backward()))
+            times_ms = [round(1000 * s, 4) for s in (*seconds, one.alone_s if one.probes else math.nan)]
+            told = (rank, one.n, (rank, one.n) in compared, kind, *times_ms)
             rows.append([*map(format_csv_value, told)])
     replace_file(path, lambda part: part.write_bytes(encode_csv(rows)))
 
@@ -67,19 +56,13 @@ def write_tables(folder: Path, planned: Planned, watched: Watched, manifest: Man
     ids = {cap: case.case_id for cap, case in cases.items()}
     blocks += make_race_blocks(ids, turns, watched)
     sizes = next((one.syncs[-1].bytes for one in watched.joined[-1].values() if one.syncs), ())
-    facts: dict[str, Any] = {
-        # What a batch of the user's holds is not known, nor its precision.
-        "global_batch": 1,
-        "batch_per_device": None,
-        "precision": None,
-        "scaling": None,
-    }
     here = manifest.environment
     names = [gpu.name for gpu in here.gpus or ()] if planned.case.device_type == "cuda" else [here.cpu_model]
-    facts["device_name"] = next(iter(names), None)
-    text = "/".join(map(str, sizes))
-    own: dict[str, Any] = {"num_buckets": len(sizes), "bucket_bytes": text} if sizes else {}
-    own |= {"exposed_by": PROBES} if watched.probes else {}
+    facts: dict[str, Any] = {"global_batch": 1, "device_name": next(iter(names), None)}
+    facts |= dict.fromkeys(("batch_per_device", "precision", "scaling"))  # unknown, as what a batch holds
+    own: dict[str, Any] = {"exposed_by": PROBES} if watched.probes else {}
+    if sizes:
+        own |= {"num_buckets": len(sizes), "bucket_bytes": "/".join(map(str, sizes))}
     peaks = [process.end.peak_bytes / 2**20 for process in watched.ranks.values() if process.end.peak_bytes]
     own |= {"peak_mem_mib": max(peaks)} if peaks else {}
     others = [case for case in cases.values() if case.case_id != case_id]
@@ -124,7 +107,7 @@ def plan_case(watched: Watched, num_cores: int) -> Planned:
 
 def find_moments(steps: Sequence[JoinedStep]) -> list[float]:
     """Return when each of these steps begins, in seconds, and when the last one ends."""
-    return [*accumulate((next(iter(step.values())).step_s for step in steps), initial=0.0)]
+    return [*accumulate((get_first_rank(step).step_s for step in steps), initial=0.0)]
 
 
 def make_block(
@@ -134,14 +117,10 @@ def make_block(
     details: Mapping[int, Any] = {},
 ) -> Block:
     """Make one block; `place` is case, phase, round, position and start in seconds."""
-    times = [
-        (
-            watched.ranks[rank].start.host,
-            rank,
-            BlockTimes(1000 * sum(steps_s), tuple(1000 * s for s in steps_s), details.get(rank, {})),
-        )
-        for rank, steps_s in taken_s.items()
-    ]
+    times = []
+    for rank, steps_s in taken_s.items():
+        told = BlockTimes(1000 * sum(steps_s), tuple(1000 * s for s in steps_s), details.get(rank, {}))
+        times.append((watched.ranks[rank].start.host, rank, told))
     return Block.from_times(1, *place, times)
 
 
@@ -149,9 +128,8 @@ def find_turns(watched: Watched, own: str) -> dict[tuple[int, str], list[int]]:
     """Find the raced steps, by round and bucket cap, of rounds in which the script's `own` cap took part."""
     found: dict[tuple[int, str], list[int]] = {}
     for index, step in enumerate(watched.raced):
-        turns = {one.turn for one in step.values()}
-        turn = turns.pop() if len(turns) == 1 else None
-        if turn is not None and turn[1]:
+        turn, *others = {one.turn for one in step.values()}
+        if turn is not None and turn[1] and not others:
             found.setdefault(turn, []).append(index)
     return {turn: steps for turn, steps in found.items() if (turn[0], own) in found}
 
@@ -160,7 +138,7 @@ def make_race_blocks(
     ids: Mapping[str, str], turns: Mapping[tuple[int, str], Sequence[int]], watched: Watched
 ) -> Iterator[Block]:
     """Yield a block for each turn of the race, in rounds after those of the training; `ids` are by cap."""
-    before = next(iter(watched.joined[-1].values())).n
+    before = get_first_rank(watched.joined[-1]).n
     begin_s = find_moments(watched.joined)[-1]
     moments_s = find_moments(watched.raced)
     for (number, cap), steps in turns.items():
@@ -175,49 +153,40 @@ def make_blocks(case_id: str, watched: Watched) -> Iterator[Block]:
     A step under `no_sync` is a probe without the broadcast of buffers and without what held buckets took,
     which alone are `comm`. Without probes each step is a round. `anatomy` has the phases of other steps.
     """
-    joined, rounds = watched.joined, watched.probes
-    numbers = [next(iter(step.values())).n for step in joined]
-    moments_s = find_moments(joined)
+    joined, moments_s = watched.joined, find_moments(watched.joined)
 
-    def make_rows(
-        phase: str, index: int, taken_s: Mapping[int, Sequence[float]], details: Mapping[int, Any] = {}
-    ) -> Block:
-        return make_block(watched, (case_id, phase, numbers[index], 0, moments_s[index]), taken_s, details)
+    def make(phase: str, index: int, *told: Any) -> Block:
+        place = (case_id, phase, get_first_rank(joined[index]).n, 0, moments_s[index])
+        return make_block(watched, place, *told)
 
-    for index, beside in rounds:
+    for index, beside in watched.probes:
         probe = joined[index]
         beside_s = {rank: [step[rank].step_s for step in beside] for rank in probe}
-        yield make_rows("timed", index, beside_s)
-        local_s = {
-            rank: [estimate_without_communication_s(one, fmean(beside_s[rank]))]
-            for rank, one in probe.items()
-        }
-        waited_s = {
-            rank: fmean(step[rank].parts.get("collectives", 0.0) for step in beside) for rank in probe
-        }
-        has_waits = any(waited_s.values())
-        told = {
-            rank: ({WAIT_KEY: round(1000 * waited_s[rank], 4)} if has_waits else {}) | compute_ready_ms(one)
-            for rank, one in probe.items()
-        }
-        yield make_rows("no_sync", index, local_s, told)
-        buffers_s = min(one.parts.get("buffers", 0.0) for one in probe.values())
+        yield make("timed", index, beside_s)
+        local_s, told = {}, {}
+        waited_ms = {rank: 1000 * fmean(step[rank].parts.collectives for step in beside) for rank in probe}
+        for rank, one in probe.items():
+            local_s[rank] = [estimate_without_communication_s(one, fmean(beside_s[rank]))]
+            waits = {WAIT_KEY: round(waited_ms[rank], 4)} if any(waited_ms.values()) else {}
+            told[rank] = waits | compute_ready_ms(one)
+        yield make("no_sync", index, local_s, told)
+        buffers_s = min(one.parts.buffers for one in probe.values())
         # The rank that comes last waits for nobody.
         comm_s = buffers_s + min(_count_syncs_per_probe(one) * one.alone_s for one in probe.values())
-        comm_s = max(comm_s, MIN_STEP_S)
         detail = {"buffers_ms": round(1000 * buffers_s, 4)} if buffers_s else {}
-        yield make_rows("comm", index, {rank: [comm_s] for rank in probe}, dict.fromkeys(probe, detail))
+        taken_s = {rank: [max(comm_s, MIN_STEP_S)] for rank in probe}
+        yield make("comm", index, taken_s, dict.fromkeys(probe, detail))
     for index, step in enumerate(joined):
         if any(one.probes for one in step.values()):
             continue
         taken_s = {rank: [one.step_s] for rank, one in step.items()}
-        if not rounds:
-            yield make_rows("timed", index, taken_s)
+        if not watched.probes:
+            yield make("timed", index, taken_s)
         phases_ms = {
-            rank: {f"{phase}_ms": round(1000 * one.parts.get(phase, 0.0), 4) for phase in PHASES}
+            rank: {f"{phase}_ms": round(1000 * getattr(one.parts, phase), 4) for phase in PHASES}
             for rank, one in step.items()
         }
-        yield make_rows("anatomy", index, taken_s, phases_ms)
+        yield make("anatomy", index, taken_s, phases_ms)
 
 
 def compute_ready_ms(probe: Step) -> dict[str, list[float]]:
@@ -234,7 +203,7 @@ def estimate_without_communication_s(probe: Step, usual_s: float) -> float:
     Where only some backwards of the step were held back, the others are taken to add as much each.
     """
     added_s = _count_syncs_per_probe(probe) * (usual_s - (probe.step_s - probe.alone_s))
-    return max(usual_s - added_s - probe.parts.get("buffers", 0.0), MIN_STEP_S)
+    return max(usual_s - added_s - probe.parts.buffers, MIN_STEP_S)
 
 
 def _count_syncs_per_probe(probe: Step) -> float:

@@ -9,6 +9,8 @@ The script measures its own sleep and its own steps. Leave the machine alone mea
 """
 
 import argparse
+import contextlib
+import csv
 import itertools
 import json
 import os
@@ -23,6 +25,8 @@ import torch
 import torchvision
 from torch import nn
 from torch.nn import functional
+
+from ddp_bench.bench.results.store import load_run
 
 PARTS = ("data", "forward", "backward", "optimizer", "other")
 SLEEP_S = 0.03
@@ -62,15 +66,42 @@ def batch_of(kind, generator):
     )
 
 
-def train(kind, steps, late):
-    """Train under DDP; the last line of each rank tells its step and its sleep, in seconds."""
+@contextlib.contextmanager
+def joining_ranks():
+    """Join the ranks of torchrun, each on a core of its own; what `told` holds at the end is a line of it."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
-    rank = torch.distributed.get_rank()
+    told = {"rank": torch.distributed.get_rank()}
     if hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))  # a host of a lab has one
-        os.sched_setaffinity(0, {cores[rank % len(cores)]})
+        os.sched_setaffinity(0, {cores[told["rank"] % len(cores)]})
     torch.manual_seed(0)
+    yield told
+    # One write: both ranks have one pipe.
+    os.write(1, json.dumps(told).encode() + b"\n")
+    torch.distributed.destroy_process_group()
+    time.sleep(0.2)  # torch aborts where a thread of gloo holds an all-reduce as Python ends
+
+
+def run_ranks(*words, watch=None):
+    """Run a script with words on two ranks, watched into a folder or not; what each rank told."""
+    ours = ["-m", "ddp_bench", "watch", "--quiet", "--out", str(watch), "--", sys.executable] if watch else []
+    command = [
+        sys.executable,
+        *ours,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        *map(str, words),
+    ]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return {one["rank"]: one for one in map(json.loads, filter(None, done.stdout.splitlines()))}
+
+
+def train(kind, steps, late, told):
+    """Train under DDP; what each rank tells is its step and its sleep, in seconds."""
+    rank = told["rank"]
     small = nn.Sequential(
         nn.Conv2d(3, 32, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(8), nn.Flatten(), nn.Linear(2048, 10)
     )
@@ -112,27 +143,18 @@ def train(kind, steps, late):
         functional.cross_entropy(ddp(inputs), targets).backward()
         optimizer.step()
     ends = [b - a for a, b in itertools.pairwise(times[10:])]
-    told = {"rank": rank, "step_s": mean(ends), "slept_s": mean(slept or [0])}
+    told |= {"step_s": mean(ends), "slept_s": mean(slept or [0])}
     told["steps_ms"] = [1000 * (b - a) for a, b in itertools.pairwise(times)]
-    # One write: both ranks have one pipe.
-    os.write(1, json.dumps(told).encode() + b"\n")
-    torch.distributed.destroy_process_group()
-    time.sleep(0.2)  # torch aborts where a thread of gloo holds an all-reduce as Python ends
 
 
 def started(kind, steps, late="none", watch=None):
     """Train on two ranks, watched into a folder or not; what each rank says."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    script = [__file__, "train", kind, str(steps), late]
-    before = (
-        [sys.executable, "-m", "ddp_bench", "watch", "--quiet", "--out", str(watch), "--"] if watch else []
-    )
-    done = subprocess.run([*before, *torchrun, *script], stdout=subprocess.PIPE, text=True, check=True)
-    return {one["rank"]: one for one in map(json.loads, filter(None, done.stdout.splitlines()))}
+    return run_ranks(__file__, "train", kind, steps, late, watch=watch)
 
 
-def watched(folder):
-    return json.loads((folder / "manifest.json").read_text())["watched"]
+def straggler_of(folder):
+    late = load_run(folder).manifest.watched.late
+    return late if late and late.is_straggler else None
 
 
 def late(number, folder):
@@ -142,25 +164,23 @@ def late(number, folder):
     for i in range(number):
         part, rank = PARTS[i % len(PARTS)], i // len(PARTS) % 2
         said = started("small", 160, f"{part}-{rank}", folder / f"late{i}")
-        found, slept_ms = watched(folder / f"late{i}").get("late"), 1000 * said[rank]["slept_s"]
-        if not (found and found.get("is_straggler", True)):
+        found, slept_ms = straggler_of(folder / f"late{i}"), 1000 * said[rank]["slept_s"]
+        if found is None:
             print(f"{part} on rank {rank}: none named")
             continue
-        named, ms = max(found["parts"], key=lambda one: found["parts"][one]["estimate"]), found["later_ms"]
-        right += (named, found["rank"]) == (part, rank)
-        held += ms["low"] <= slept_ms <= ms["high"]
-        errors.append(abs(ms["estimate"] - slept_ms))
+        ms = found.later_ms
+        right += (found.part, found.rank) == (part, rank)
+        held += ms.low <= slept_ms <= ms.high
+        errors.append(abs(ms.estimate - slept_ms))
         print(
-            f"{part} on rank {rank}: {named} on rank {found['rank']}, {ms['estimate']:.1f} ms "
-            f"({ms['low']:.1f} to {ms['high']:.1f}), slept {slept_ms:.1f}",
+            f"{part} on rank {rank}: {found.part} on rank {found.rank}, {ms.estimate:.1f} ms "
+            f"({ms.low:.1f} to {ms.high:.1f}), slept {slept_ms:.1f}",
             flush=True,
         )
     false = 0
     for i in range(number):
         started("small", 160, watch=folder / f"none{i}")
-        false += (watched(folder / f"none{i}").get("late") or {"is_straggler": False}).get(
-            "is_straggler", True
-        )
+        false += straggler_of(folder / f"none{i}") is not None
     print(
         f"right: {right} of {number}; interval holds the sleep: {held}; median error {median(errors):.2f} ms"
     )
@@ -174,11 +194,10 @@ def costs(number, folder):
         for i in range(number):
             plain = started(kind, steps)[0]
             seen = started(kind, steps, watch=folder / f"{kind}{i}")[0]
-            rows = (folder / f"{kind}{i}" / "steps.csv").read_text().splitlines()
-            names = rows[0].split(",")
+            rows = csv.DictReader((folder / f"{kind}{i}" / "steps.csv").read_text().splitlines())
             reported = {
                 int(row["step"]): float(row["step_ms"])
-                for row in (dict(zip(names, line.split(","), strict=True)) for line in rows[1:])
+                for row in rows
                 if row["rank"] == "0" and row["kind"] == "light" and int(row["step"]) < steps
             }
             # The same steps of the plain training: a process gets faster or slower as it goes.
@@ -192,30 +211,20 @@ def costs(number, folder):
 
 
 def exposed(folder):
-    import pandas as pd
-
-    cases = pd.read_csv(folder / "cases.csv")
-    row = cases[cases["exposed_comm_ms"].notna()].iloc[0]
-    return [row[f"exposed_comm_ms{end}"] for end in ("", "_low", "_high")]
+    return next(case.exposed_comm_ms for case in load_run(folder).results if case.exposed_comm_ms)
 
 
 def run_of(out, caps, limit, before=()):
     """Measure the same model by `bench.run`, behind the words of a lab or none."""
-    run = [
-        "--workload",
-        f"{Path(__file__).stem}:resnet18",
-        "--device",
-        "cpu",
-        "--modes",
-        "ddp",
-        "--gpus",
-        "2",
-    ]
-    run += ["--image-size", str(IMAGE), "--batch-size", str(BATCH), "--bucket-cap-mb", caps]
-    run += ["--max-time", limit, "--quiet", "--out", str(out)]
+    run = (
+        f"--workload {Path(__file__).stem}:resnet18 --device cpu --modes ddp --gpus 2 --image-size {IMAGE} "
+        f"--batch-size {BATCH} --bucket-cap-mb {caps} --max-time {limit} --quiet --out"
+    )
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     here = {**os.environ, "PYTHONPATH": path}
-    subprocess.run([*before, sys.executable, "-m", "ddp_bench", "run", *run], env=here, check=True)
+    subprocess.run(
+        [*before, sys.executable, "-m", "ddp_bench", "run", *run.split(), str(out)], env=here, check=True
+    )
 
 
 def pairs(number, folder):
@@ -226,8 +235,8 @@ def pairs(number, folder):
         started("resnet18", 200, watch=folder / f"watch{i}")
         ours, theirs = exposed(folder / f"watch{i}"), exposed(folder / f"run{i}")
         # The errors of two independent estimates add as squares.
-        half = sum(((high - low) / 2) ** 2 for _, low, high in (ours, theirs)) ** 0.5
-        difference = ours[0] - theirs[0]
+        half = sum(((one.high - one.low) / 2) ** 2 for one in (ours, theirs)) ** 0.5
+        difference = ours.estimate - theirs.estimate
         inside += abs(difference) <= half
         print(f"watched {ours}, run {theirs}: {difference:+.1f} ± {half:.1f} ms", flush=True)
     print(f"the interval of the difference holds 0 in {inside} of {number}")
@@ -235,14 +244,10 @@ def pairs(number, folder):
 
 def rates_of(folder):
     """Rates of caps over that of the default, and what counts as equal."""
-    from ddp_bench.bench.results.store import load_run
-
     run = load_run(folder)
     caps = {case.case_id: case.get_setting("bucket_cap_mb") for case in run.results}
-    return {
-        "default": 1.0,
-        **{caps[one.case_id]: one.ratio.estimate for one in run.compared},
-    }, run.manifest.margin
+    rates = {caps[one.case_id]: one.ratio.estimate for one in run.compared}
+    return {"default": 1.0, **rates}, run.manifest.margin
 
 
 def caps(number, folder):
@@ -251,18 +256,9 @@ def caps(number, folder):
     same = 0
     for i in range(number):
         run_of(folder / f"run{i}", CAPS, "120s", lab)
-        watch = [
-            "watch",
-            "--quiet",
-            "--bucket-cap-mb",
-            CAPS,
-            "--steps",
-            "40",
-            "--out",
-            str(folder / f"watch{i}"),
-        ]
-        script = [__file__, "train", "resnet18", "260", "none"]
-        subprocess.run([*lab, sys.executable, "-m", "ddp_bench", *watch, *script], check=True)
+        options = f"--quiet --bucket-cap-mb {CAPS} --steps 40 --out".split()
+        watch = [sys.executable, "-m", "ddp_bench", "watch", *options, str(folder / f"watch{i}")]
+        subprocess.run([*lab, *watch, __file__, "train", "resnet18", "260", "none"], check=True)
         (raced, margin), (run, _) = rates_of(folder / f"watch{i}"), rates_of(folder / f"run{i}")
         ours, theirs = max(raced, key=raced.get), max(run, key=run.get)
         # Where the two differ, each must be equal to the other's winner within the margin.
@@ -274,16 +270,15 @@ def caps(number, folder):
 
 def main():
     if sys.argv[1:2] == ["train"]:
-        train(sys.argv[2], int(sys.argv[3]), sys.argv[4])
+        with joining_ranks() as told:
+            train(sys.argv[2], int(sys.argv[3]), sys.argv[4], told)
         return
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     made.add_argument("what", choices=("late", "costs", "pairs", "caps"))
     made.add_argument("number", type=int)
     options = made.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        {"late": late, "costs": costs, "pairs": pairs, "caps": caps}[options.what](
-            options.number, Path(folder)
-        )
+        globals()[options.what](options.number, Path(folder))
 
 
 if __name__ == "__main__":

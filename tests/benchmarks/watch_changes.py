@@ -7,11 +7,8 @@ The script measures its own steps, unwatched; what is promised is watched. Leave
 
 import contextlib
 import itertools
-import json
 import math
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,6 +17,7 @@ from pathlib import Path
 import scipy
 import torch
 from torch import nn
+from watch_accuracy import joining_ranks, run_ranks
 
 from ddp_bench.bench.findings.watched import conclude_watch
 from ddp_bench.bench.results.store import load_run
@@ -50,12 +48,8 @@ def module_of(kind):
     return wide
 
 
-def train(kind, is_changed, steps):
-    """Train under DDP; rank 0 tells the median of its steps, in seconds."""
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo")
-    rank = torch.distributed.get_rank()
-    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
+def train(kind, is_changed, steps, told):
+    """Train under DDP; what each rank tells is the median of its steps, in seconds."""
     searches, sends = kind == "unused" and not is_changed, kind == "buffers" and not is_changed
     ddp = nn.parallel.DistributedDataParallel(
         module_of(kind), find_unused_parameters=searches, broadcast_buffers=sends
@@ -76,20 +70,12 @@ def train(kind, is_changed, steps):
             with ddp.no_sync() if waits else contextlib.nullcontext():
                 ddp(next(batches)).square().mean().backward()
         optimizer.step()
-    if rank == 0:
-        ends = [b - a for a, b in itertools.pairwise(times[20:])]
-        print(json.dumps({"median_s": statistics.median(ends)}))
-    torch.distributed.destroy_process_group()
-    time.sleep(0.2)  # torch aborts where a thread of gloo holds an all-reduce as Python ends
+    told["median_s"] = statistics.median(b - a for a, b in itertools.pairwise(times[20:]))
 
 
 def started(kind, is_changed, steps, folder=None):
     """Train on two ranks, watched into a folder or not; milliseconds of a step."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    words = [*torchrun, __file__, "train", kind, str(int(is_changed)), str(steps)]
-    watch = [sys.executable, "-m", "ddp_bench", "watch", "--quiet", "--out", str(folder), "--"]
-    done = subprocess.run([*(watch if folder else []), *words], stdout=subprocess.PIPE, text=True, check=True)
-    return 1000 * json.loads(done.stdout)["median_s"]
+    return 1000 * run_ranks(__file__, "train", kind, int(is_changed), steps, watch=folder)[0]["median_s"]
 
 
 def interval(values):
@@ -100,7 +86,8 @@ def interval(values):
 
 def main():
     if sys.argv[1] == "train":
-        train(sys.argv[2], sys.argv[3] == "1", int(sys.argv[4]))
+        with joining_ranks() as told:
+            train(sys.argv[2], sys.argv[3] == "1", int(sys.argv[4]), told)
         return
     number = int(sys.argv[1])
     print("setting        promised (ms)            saved (ms)               holds", flush=True)

@@ -1,13 +1,22 @@
 """Bucket caps raced within a training: it ends as without us, whatever goes wrong."""
 
-import json
 import sys
 from functools import cache
 
 import pytest
 from commands import finished
 from selection import in_campaign
-from test_watch import HOOK, OBSERVED, PROBED, VIEWS, WITHOUT_DDP, play_unwatched, play_watched, rows_of
+from test_watch import (
+    HOOK,
+    OBSERVED,
+    PROBED,
+    VIEWS,
+    WITHOUT_DDP,
+    play_unwatched,
+    play_watched,
+    rows_in,
+    rows_of,
+)
 from test_watch import KINDS as WATCHED
 
 from ddp_bench.bench.common.process import make_package_command
@@ -20,13 +29,8 @@ AT, BLOCK = 6, 2
 TURNS = {"at": AT, "block": BLOCK, "skipped": 1, "rounds": 1}
 RACE = {**launch.plan_race(",".join(sorted(CAPS)), 1, 1), **TURNS}
 JOIN, RANKS = "the training is under join()", "not all ranks could take their turn"
-REFUSED = {
-    **OBSERVED,
-    "joined": JOIN,
-    "joined_by_active_ranks": JOIN,
-    "late_hook_of_the_user": None,
-    "raising_backward": None,
-}
+REFUSED = {**OBSERVED, **dict.fromkeys(("joined", "joined_by_active_ranks"), JOIN)}
+REFUSED |= dict.fromkeys(("late_hook_of_the_user", "raising_backward"))
 RACED = (*(kind for kind in PROBED if kind not in REFUSED), *VIEWS)
 FAULTS = (
     *(f"plain@race.Race.{name}:{n}" for name in ("vote", "decide", "take_turn") for n in range(1, 5)),
@@ -83,9 +87,8 @@ def test_two_ranks_end_with_the_same_bits_after_a_race_and_with_their_own_cap(pl
         assert notes_of(other) == []
         assert {*caps_of(other).values()} >= CAPS
         syncs = [sync for row in rows_of(other, "step") for sync in row["syncs"]]
-        assert not any(sync["ready_s"] for sync in syncs if "cap" in sync), (
-            "raced steps are those of DDP alone"
-        )
+        raced_by = [sync["ready_s"] for sync in syncs if "cap" in sync]
+        assert not any(raced_by), "raced steps are those of DDP alone"
         begin, *_, end = (i for i, sync in enumerate(syncs) if "cap" in sync)
         assert not any(sync["probe"] for sync in syncs[begin:end])
     assert caps_of(ranks[0][1]) == caps_of(ranks[1][1]), "turns come at the same backwards"
@@ -169,8 +172,6 @@ def test_a_race_is_announced_and_answered_and_its_folder_has_a_case_for_each_cap
     assert (compared.num_rounds, compared.answer in ANSWERS) == (launch.MIN_RACE_ROUNDS, True)
     assert run.results[0].exposed_comm_ms is not None
     assert not any("needs" in one for one in run.manifest.watched.notes)
-    rows = [
-        json.loads(line) for file in (folder / "ranks").iterdir() for line in file.read_text().splitlines()
-    ]
+    rows = rows_in(folder)
     assert sorted(row["rank"] for row in rows if row["kind"] == "end") == [0, 1]
     assert {row["race_ends_at"] for row in rows if row["kind"] == "model"} == {24 + 2 * 6 * launch.BLOCK}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from commands import ROOT
 from gate_runs import changed
-from watched_folders import change_rows, trained, training, watched_run, write_rows
+from watched_folders import lengthen, list_rows, trained, training, watched_run, write_rows
 
 from ddp_bench.bench.gate.compare import compare
 from ddp_bench.bench.gate.decide import Policy
@@ -63,9 +63,8 @@ def test_two_watches_of_a_script_are_compared_whatever_its_settings_and_raced_ca
         ("after", {"broadcast_buffers": False}),
         ("four", {}),
     ):
-        num_ranks = 4 if name == "four" else 2
-        made = training(noise=0.001, num_ranks=num_ranks)
-        watched_run(change_rows(write_rows(tmp_path / name, made, num_ranks=num_ranks), model=told))
+        made = training(noise=0.001, num_ranks=4 if name == "four" else 2)
+        watched_run(write_rows(tmp_path / name, made, model=told))
     sides = [read_run(tmp_path / name) for name in ("before", "after")]
     (own,) = sides[0].cases
     sides[0] = replace(sides[0], cases=(own, changed(own, case_id="raced", bucket_cap_mb="1")))
@@ -87,11 +86,10 @@ def test_two_watches_of_a_script_are_compared_whatever_its_settings_and_raced_ca
 def with_loader(folder, wait_s, workers, **more):
     """A watched folder whose ranks wait so long for batches of a loader with so many workers."""
     made = training(**more)
-    for row in (row for step in made for row in step):
-        row["parts"]["data"] += wait_s
-        row["step_s"] += wait_s
+    for row in list_rows(made):
+        lengthen(row, data=wait_s)
     loader = {"kind": "loader", "loader": 1, "workers": workers, "passes": 1, "line": "train.py:42"}
-    return watched_run(change_rows(write_rows(folder, made), [loader])).path
+    return watched_run(write_rows(folder, made, loader)).path
 
 
 def test_a_gate_says_in_ms_what_a_step_takes_what_was_expected_and_which_setting_differs(tmp_path, capsys):

@@ -4,16 +4,17 @@ import json
 import re
 from dataclasses import dataclass
 
+import msgspec
 import pytest
-from watched_folders import EXPOSED_S, OWN_S, step_rows, training, watched_run, write_rows
+from watched_folders import EXPOSED_S, OWN_S, list_rows, step_rows, training, watched_run, write_rows
 
 from ddp_bench.bench.findings.watched import conclude_watch
 from ddp_bench.bench.predict.main import main as predict
 from ddp_bench.bench.watch.ranks.clock import MAX_MARKS, PartClock
-from ddp_bench.bench.watch.ranks.moments import GpuMoments, HostMoments
 from ddp_bench.bench.watch.ranks.steps import Watch
+from ddp_bench.bench.watch.rows import Step
 from ddp_bench.bench.watch.settings import measure_host_bound_pct
-from ddp_bench.bench.watch.steps import Step, read_process
+from ddp_bench.bench.watch.steps import read_process
 
 GPU_BOUND = {"forward": (0.001, 0.010), "backward": (0.001, 0.020), "optimizer": (0.001, 0.005)}
 """Seconds by part: of the host to queue it, of the GPU to do it."""
@@ -52,8 +53,8 @@ class Event:
         return 1000 * (end.at_s - self.at_s)
 
 
-def moments_of(stream):
-    return GpuMoments(0, stream.event, lambda: stream.host_s)
+def clock_of(stream):
+    return PartClock(stream.event, lambda: stream.host_s)
 
 
 def train(stream, clock, parts):
@@ -66,21 +67,15 @@ def train(stream, clock, parts):
 
 def steps_of(stream, parts, *, num_steps=6, waits=False):
     """Take steps, with `waits` as a script that reads its loss in each; the rows of all but the first."""
-    moments = moments_of(stream)
-    clock, taken, rows = PartClock(moments), [], []
+    clock, taken = clock_of(stream), []
     for _ in range(num_steps):
         train(stream, clock, parts)
         if waits:
             stream.synchronize()
         taken.append(clock.cut())
     stream.synchronize()
-    for n, one in enumerate(taken):
-        parts_s = one.add_up(one.get_marks_s())
-        step_s = sum(parts_s.values())
-        lags_s = moments.compute_lags_s(one.start, [end for _, end in one.marks], step_s)
-        marks = [(*mark, lag_s) for mark, lag_s in zip(one.get_marks_s(), lags_s, strict=True)]
-        rows.append(Step(n=n, step_s=step_s, parts=parts_s, marks=tuple(marks)))
-    return rows[1:]
+    rows = [{"n": n, **clock.describe_step(one)} for n, one in enumerate(taken)]
+    return [msgspec.convert(row, Step) for row in rows[1:]]
 
 
 @pytest.mark.parametrize("waits", [False, True])
@@ -88,7 +83,7 @@ def test_parts_are_those_of_the_gpu_where_it_is_behind(waits):
     for step in steps_of(Stream(), GPU_BOUND, waits=waits):
         for part, (host_s, gpu_s) in GPU_BOUND.items():
             idle_s = host_s if waits and part == "forward" else 0.0  # the loss was read: nothing is queued
-            assert step.parts[part] == pytest.approx(gpu_s + idle_s)
+            assert getattr(step.parts, part) == pytest.approx(gpu_s + idle_s)
 
 
 def test_parts_are_those_of_the_host_where_the_gpu_waits_for_it():
@@ -113,8 +108,7 @@ def test_a_step_is_written_when_the_gpu_has_come_to_its_end(tmp_path):
     stream = Stream()
     config = {"folder": str(tmp_path), "launch": "x", "steps": 9, "hook_at": 5, "race": None}
     watch = Watch(config | {"probes": True, "seed": 0})
-    watch.moments = moments_of(stream)
-    watch.clock = PartClock(watch.moments)
+    watch.clock = clock_of(stream)
     for _ in range(3):
         train(stream, watch.clock, GPU_BOUND)
         watch.cut()
@@ -125,38 +119,35 @@ def test_a_step_is_written_when_the_gpu_has_come_to_its_end(tmp_path):
     watch.rows.flush()
     process = read_process(next((tmp_path / "ranks").glob("*.jsonl")))
     assert [step.n for step in process.steps] == [1, 2, 3]
-    assert process.steps[2].parts["backward"] == pytest.approx(GPU_BOUND["backward"][1])
+    assert process.steps[2].parts.backward == pytest.approx(GPU_BOUND["backward"][1])
 
 
 def test_a_moment_within_a_cuda_graph_is_one_of_the_host():
     stream = Stream()
-    moments = GpuMoments(0, lambda: None, lambda: stream.host_s)
-    begin = moments.now()
+    clock = PartClock(lambda: None, lambda: stream.host_s)
+    begin = clock.now()
     stream.launch(0.25, 100.0)
-    assert moments.is_past(moments.now())
-    assert moments.compute_seconds(begin, moments.now()) == pytest.approx(0.25)
+    assert clock.now().is_past()
+    assert clock.now().compute_seconds_since(begin) == pytest.approx(0.25)
 
 
 def test_an_evaluation_of_many_batches_keeps_few_moments():
-    clock = PartClock(HostMoments())
+    clock = PartClock()
     for _ in range(2 * MAX_MARKS):
         clock.leave(clock.enter("evaluation"))
     taken = clock.cut()
     assert len(taken.marks) <= MAX_MARKS + 1
-    assert sum(taken.add_up(taken.get_marks_s()).values()) == pytest.approx(taken.end - taken.start)
+    whole_s = taken.end.compute_seconds_since(taken.start)
+    assert clock.describe_step(taken)["step_s"] == pytest.approx(whole_s, abs=1e-6)
 
 
 def on_gpus(folder, steps):
     """Write rows of a training on two GPUs, whose probes tell when its backward begins."""
-    for step in steps:
-        for row in step:
-            before_s = sum(s for part, s in row["parts"].items() if part not in ("backward", "optimizer"))
-            for sync in row["syncs"]:
-                sync["begin_s"] = before_s
-    write_rows(folder, steps)
-    for rank, path in enumerate(sorted((folder / "ranks").glob("*.jsonl"))):
-        path.write_text(path.read_text().replace('"device": "cpu"', f'"device": "cuda:{rank}"'))
-    return folder
+    for row in list_rows(steps):
+        before_s = sum(s for part, s in row["parts"].items() if part not in ("backward", "optimizer"))
+        for sync in row["syncs"]:
+            sync["begin_s"] = before_s
+    return write_rows(folder, steps, start=[{"device": f"cuda:{rank}"} for rank in range(2)])
 
 
 def test_a_host_that_its_gpu_waits_for_is_named_with_what_to_try(tmp_path):

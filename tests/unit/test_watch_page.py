@@ -12,6 +12,8 @@ from watched_folders import (
     EXPOSED_S,
     OWN_S,
     OWN_S_OF_WATCH,
+    lengthen,
+    list_rows,
     trained,
     training,
     watched_run,
@@ -109,10 +111,8 @@ def test_what_the_user_typed_and_has_in_the_environment_stays_in_the_manifest(tm
 def test_the_page_shows_a_step_by_part_and_rank_and_why_their_sum_is_not_the_step(tmp_path):
     """Gains lead the cards; two of three steps have 20 ms in one part, so both parts have a median of 20."""
     made = training(late_s=0.03, late_part="forward")
-    for n, step in enumerate(made):
-        for row in step:
-            row["parts"] |= {"collectives": 0.02 * (n % 3 != 0), "evaluation": 0.02 * (n % 3 != 1)}
-            row["step_s"] = sum(row["parts"].values())
+    for row in list_rows(made):
+        lengthen(row, collectives=0.02 * (row["n"] % 3 != 0), evaluation=0.02 * (row["n"] % 3 != 1))
     watched_run(write_rows(tmp_path / "watched", made), with_page=True)
     page = (tmp_path / "watched" / "report.html").read_text()
     parts_ms, step_ms = 150 + 40, 150 + 20
@@ -142,12 +142,10 @@ def test_the_page_and_the_terminal_name_the_script_and_not_its_folder(tmp_path, 
 
 def test_communication_that_is_not_told_from_none_is_said_with_its_upper_end(tmp_path):
     made = training(noise=0.05)
-    for step in made:
-        for row in step:
-            for sync in row["syncs"]:
-                sync["end_s"] -= EXPOSED_S * (not sync["probe"])
-            row["parts"]["backward"] -= EXPOSED_S * (not row["probe"])
-            row["step_s"] -= EXPOSED_S * (not row["probe"])
+    for row in list_rows(made):
+        if not row["syncs"][0]["probe"]:
+            row["syncs"][0]["end_s"] -= EXPOSED_S
+            lengthen(row, backward=-EXPOSED_S)
     run = watched_run(write_rows(tmp_path / "watched", made))
     exposed = run.results[0].exposed_comm_ms
     assert exposed.low < 0 < exposed.high

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from watched_folders import OWN_S, change_rows, step_rows, trained, training, watched_run, write_rows
+from watched_folders import OWN_S, step_rows, trained, training, watched_run, write_rows
 
 from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.findings.verdicts import CAP, COMMUNICATION
@@ -33,8 +33,8 @@ def race(added_s, *, rounds=10, noise=0.01, seed=0, missing=()):
 
 def raced_run(folder, added_s, *, own="default", **more):
     """The loaded run of a training whose script has the cap `own`, with a race at its end."""
-    write_rows(folder, [*training(WATCHED, noise=0.01), *race(added_s, **more)])
-    return watched_run(change_rows(folder, model={"bucket_cap_mb": own}))
+    steps = [*training(WATCHED, noise=0.01), *race(added_s, **more)]
+    return watched_run(write_rows(folder, steps, model={"bucket_cap_mb": own}))
 
 
 def verdict_of(run, question=CAP):
@@ -91,9 +91,8 @@ def test_rounds_without_the_scripts_own_cap_say_nothing(tmp_path):
 @pytest.mark.parametrize(("rounds", "num_notes"), [(0, 1), (7, 1), (8, 0)])
 def test_a_training_that_ends_before_the_race_says_how_long_it_should_be(tmp_path, rounds, num_notes):
     needed = WATCHED + 8 * 2 * BLOCK
-    folder = tmp_path / "watched"
-    write_rows(folder, [*training(WATCHED), *race({"default": 0.02, "1": 0.0}, rounds=rounds)])
-    run = watched_run(change_rows(folder, model={"bucket_cap_mb": "default", "race_ends_at": needed}))
+    steps = [*training(WATCHED), *race({"default": 0.02, "1": 0.0}, rounds=rounds)]
+    run = watched_run(write_rows(tmp_path / "watched", steps, model={"race_ends_at": needed}))
     taken = WATCHED + rounds * 2 * BLOCK
     said = f"the race of bucket caps needs {needed} synchronized backwards, and the watch saw {taken}: train"
     assert sum(said in note for note in conclude_watch(run).notes) == num_notes

@@ -6,6 +6,8 @@ from watched_folders import (
     EACH,
     EXPOSED_S,
     OWN_S,
+    lengthen,
+    list_rows,
     step_rows,
     trained,
     training,
@@ -20,7 +22,7 @@ from ddp_bench.bench.watch.result import write_result
 def test_backwards_before_the_optimizer_is_known_are_no_steps(tmp_path):
     """Synchronised micro-steps of an accumulation: the first three were taken for a step each."""
     made = training()
-    for row in (row for step in made[:3] for row in step):
+    for row in list_rows(made[:3]):
         row["signature"] = {"forward0": 1, "backward": 1, "sync0": 1}
     assert watched_run(write_rows(tmp_path / "watched", made)).manifest.watched.num_steps == len(made) - 3
 
@@ -54,10 +56,9 @@ def test_backwards_that_were_not_held_back_are_taken_to_add_as_much(tmp_path):
 
 def test_steps_of_other_parts_are_counted_and_not_compared(tmp_path):
     made = training()
-    for step in made[20::10]:
-        for row in step:
-            row["signature"] = EACH | {"evaluation": 1}
-            row["step_s"] = row["parts"]["evaluation"] = 5.0
+    for row in list_rows(made[20::10]):
+        row["signature"] = EACH | {"evaluation": 1}
+        lengthen(row, evaluation=5.0)
     run = watched_run(write_rows(tmp_path / "watched", made))
     assert run.manifest.watched.num_others == 6
     assert run.manifest.watched.num_compared == 80 - 5 - 6
@@ -84,25 +85,26 @@ def test_ranks_without_rows_are_counted(tmp_path):
     assert not found.run.verdicts, "waiting for a rank that nobody sees is no communication"
     said = "1 of 2 ranks left no steps here, rank 1 for one, so what communication adds is not"
     assert any(note.startswith(said) for note in notes), notes
-    alone = watched_run(write_rows(tmp_path / "alone", training(num_ranks=1), num_ranks=1))
+    alone = trained(tmp_path / "alone", num_ranks=1)
     assert any(note.startswith("Only one process trained") for note in conclude_watch(alone).notes)
 
 
 def test_ranks_that_were_started_again_are_told_by_their_longest_life(tmp_path):
     folder = write_rows(tmp_path / "watched", training(7))
-    again = write_rows(tmp_path / "again", training(60, late_s=0.05), host="again")
+    start = {"time_s": 1.8e9 + 100}
+    again = write_rows(tmp_path / "again", training(60, late_s=0.05), host="again", start=start)
     for file in (again / "ranks").iterdir():
-        file.write_text(file.read_text().replace("1800000000.0", "1800000100.0"))
         file.rename(folder / "ranks" / file.name)
     assert watched_run(folder).manifest.watched.num_compared == 55
 
 
 def test_steps_without_probes_are_told_by_parts_alone(tmp_path):
     made = [step_rows([OWN_S] * 2, n, probe=False, hooked=False) for n in range(1, 30)]
-    run = watched_run(write_rows(tmp_path / "watched", made, notes=["own comm hook: no probes"]))
+    note = {"kind": "note", "text": "own comm hook: no probes"}
+    run = watched_run(write_rows(tmp_path / "watched", made, note))
     assert run.results[0].step_ms.estimate == pytest.approx(1000 * (sum(OWN_S.values()) + EXPOSED_S))
     assert run.results[0].exposed_comm_ms is None
-    assert conclude_watch(run).notes[-1] == "own comm hook: no probes"
+    assert conclude_watch(run).notes[-1] == note["text"]
 
 
 @pytest.mark.parametrize("num_steps", [0, 5])

@@ -1,25 +1,29 @@
 """What is said of settings that cost a watched training time: figures in closed form, lines and arguments."""
 
-import json
-
 import pytest
-from watched_folders import EACH, EXPOSED_S, OWN_S, change_rows, step_rows, training, watched_run, write_rows
+from watched_folders import (
+    EACH,
+    EXPOSED_S,
+    OWN_S,
+    lengthen,
+    list_rows,
+    step_rows,
+    training,
+    watched_run,
+    write_rows,
+)
 
 from ddp_bench.bench.findings.watched import conclude_watch
 
 NAME = "train.py:42"
 
 
-def changed_run(folder, steps, *, rows=(), num_ranks=2, with_page=False, **by_kind):
-    """A watched folder whose rows of processes and models say more."""
-    changed = change_rows(write_rows(folder, steps, num_ranks=num_ranks), rows, **by_kind)
-    return watched_run(changed, with_page=with_page)
+LOADER = {"kind": "loader", "loader": 1, "workers": 4, "pinned": False, "passes": 2, "epochs": 2}
 
 
 def with_rows(steps, **more):
-    for step in steps:
-        for row in step:
-            row.update(more)
+    for row in list_rows(steps):
+        row.update(more)
     return steps
 
 
@@ -31,17 +35,16 @@ def said_of(run):
 
 
 def test_a_training_that_is_set_well_is_told_nothing(tmp_path):
-    loader = {"kind": "loader", "loader": 1, "workers": 4, "pinned": False, "passes": 2, "epochs": 2}
     start = {"threads": 1, "cores": [0, 1], "debug": "OFF"}
     model = {"find_unused_parameters": True, "unused": True, "line": NAME}
-    run = changed_run(tmp_path / "w", training(), start=start, model=model, rows=[loader], with_page=True)
-    assert said_of(run) == ([], [])
+    folder = write_rows(tmp_path / "w", training(), LOADER, start=start, model=model)
+    assert said_of(watched_run(folder, with_page=True)) == ([], [])
     assert "Try " not in (tmp_path / "w" / "report.html").read_text()
 
 
 def test_each_needless_average_costs_its_share_of_what_communication_adds(tmp_path):
     steps = with_rows(training(num_syncs=4), accumulated=3, signature=EACH | {"sync0": 4})
-    run = changed_run(tmp_path / "w", steps, model={"kept_at": NAME})
+    run = watched_run(write_rows(tmp_path / "w", steps, model={"kept_at": NAME}))
     [(ms, what, remedy)], others = said_of(run)
     assert ms == pytest.approx(3 / 4 * 4 * 1000 * EXPOSED_S)
     assert "3 times before an accumulation is complete takes 60.0 ms, 50% of each step" in what
@@ -54,8 +57,8 @@ def test_each_needless_average_costs_its_share_of_what_communication_adds(tmp_pa
 
 def test_without_probes_what_an_average_costs_is_not_measured_and_no_saving(tmp_path):
     made = [step_rows([OWN_S] * 2, n, probe=False, hooked=False, num_syncs=2) for n in range(1, 30)]
-    run = changed_run(tmp_path / "w", with_rows(made, accumulated=1), model={"kept_at": NAME}, with_page=True)
-    savings, [(what, _)] = said_of(run)
+    folder = write_rows(tmp_path / "w", with_rows(made, accumulated=1), model={"kept_at": NAME})
+    savings, [(what, _)] = said_of(watched_run(folder, with_page=True))
     assert savings == []
     assert what.endswith("1 time before an accumulation is complete costs time that was not measured.")
     assert "a step would take" not in (tmp_path / "w" / "report.html").read_text()
@@ -76,7 +79,7 @@ def test_a_search_for_unused_parameters_costs_what_the_last_rank_searches(tmp_pa
     for step in steps:
         step[1]["search_s"] = 0.005
     model = {"find_unused_parameters": True, "unused": False, "line": NAME, "made_by": made_by}
-    [(ms, _, said)], others = said_of(changed_run(tmp_path / "w", steps, model=model))
+    [(ms, _, said)], others = said_of(watched_run(write_rows(tmp_path / "w", steps, model=model)))
     assert ms == pytest.approx(2)
     assert said.startswith(f"Try {remedy}")
     assert others == []
@@ -84,23 +87,17 @@ def test_a_search_for_unused_parameters_costs_what_the_last_rank_searches(tmp_pa
 
 def test_where_one_rank_has_unused_parameters_the_search_is_needed(tmp_path):
     steps = with_rows(training(), search_s=0.005)
-    folder = write_rows(tmp_path / "w", steps)
-    for rank, file in enumerate(sorted((folder / "ranks").iterdir())):
-        row = {"find_unused_parameters": True, "unused": rank == 1}
-        text = file.read_text().replace('"why": null', f'"why": null, {json.dumps(row)[1:-1]}')
-        file.write_text(text)
-    assert said_of(watched_run(folder)) == ([], [])
+    models = [{"find_unused_parameters": True, "unused": unused} for unused in (False, True)]
+    assert said_of(watched_run(write_rows(tmp_path / "w", steps, model=models))) == ([], [])
 
 
 def test_buffers_and_loaders_cost_what_ranks_wait_for_them_largest_first(tmp_path):
     steps = training(buffers_s=0.03)
-    for step in steps:
-        for row in step:
-            row["parts"]["data"] += 0.05
-            row["step_s"] += 0.05
-    loader = {"kind": "loader", "loader": 1, "workers": 0, "passes": 1, "line": NAME}
+    for row in list_rows(steps):
+        lengthen(row, data=0.05)
     model = {"buffers_argument": "forward_sync_buffers", "line": "train.py:7"}
-    run = changed_run(tmp_path / "w", steps, model=model, rows=[loader])
+    loader = LOADER | {"workers": 0, "line": NAME}
+    run = watched_run(write_rows(tmp_path / "w", steps, loader, model=model))
     savings, others = said_of(run)
     assert [ms for ms, _, _ in savings] == pytest.approx([1000 * (OWN_S["data"] + 0.05), 30])
     assert [remedy for _, _, remedy in savings] == [
@@ -118,19 +115,10 @@ def test_buffers_and_loaders_cost_what_ranks_wait_for_them_largest_first(tmp_pat
 
 def test_what_is_seen_but_not_measured_is_told_apart_with_what_to_change(tmp_path):
     start = {"threads": 4, "cores": [0, 1, 2, 3], "debug": "DETAIL", "device": "cuda:0"}
-    rows = [
-        {
-            "kind": "loader",
-            "loader": 1,
-            "workers": 4,
-            "pinned": False,
-            "passes": 2,
-            "epochs": 1,
-            "line": NAME,
-        },
-        {"kind": "parallel", "how": "DataParallel", "devices": 4, "line": "train.py:9"},
-    ]
-    savings, others = said_of(changed_run(tmp_path / "w", training(), start=start, rows=rows))
+    loader = LOADER | {"epochs": 1, "line": NAME}
+    replicas = {"kind": "parallel", "how": "DataParallel", "devices": 4, "line": "train.py:9"}
+    folder = write_rows(tmp_path / "w", training(), loader, replicas, start=start)
+    savings, others = said_of(watched_run(folder))
     assert savings == []
     assert dict(others) == {
         "One process trains on 4 GPUs through nn.DataParallel.": (
@@ -150,9 +138,5 @@ def test_what_is_seen_but_not_measured_is_told_apart_with_what_to_change(tmp_pat
 
 
 def test_ranks_that_are_bound_to_cores_of_their_own_have_enough(tmp_path):
-    folder = write_rows(tmp_path / "w", training())
-    for rank, file in enumerate(sorted((folder / "ranks").iterdir())):
-        file.write_text(
-            file.read_text().replace('"threads": 1', f'"threads": 2, "cores": [{2 * rank}, {2 * rank + 1}]')
-        )
-    assert said_of(watched_run(folder)) == ([], [])
+    starts = [{"threads": 2, "cores": cores} for cores in ([0, 1], [2, 3])]
+    assert said_of(watched_run(write_rows(tmp_path / "w", training(), start=starts))) == ([], [])

@@ -1,15 +1,7 @@
 """The rank that others wait for: named where there is one, by its part, and never else."""
 
 import pytest
-from watched_folders import (
-    ALONE_S,
-    EXPOSED_S,
-    OWN_S,
-    trained,
-    training,
-    watched_run,
-    write_rows,
-)
+from watched_folders import ALONE_S, EXPOSED_S, OWN_S, lengthen, trained, training, watched_run, write_rows
 
 from ddp_bench.bench.findings.watched import conclude_watch
 from ddp_bench.bench.watch.late import CLOCK_ERROR, WORK_PARTS, find_late_rank
@@ -28,7 +20,7 @@ def test_a_rank_that_is_late_counts_as_its_own_work_and_not_as_communication(tmp
     assert case.comm_ms.estimate == pytest.approx(1000 * ALONE_S), "the last one waits for nobody"
     assert case.rank_skew_ms.estimate == pytest.approx(30)
     late = run.manifest.watched.late
-    assert (late.rank, late.last_pct) == (1, 100)
+    assert late.rank == 1
     assert late.later_ms.estimate == pytest.approx(30)
     found = straggler_of(run)
     assert found.fact.startswith("Rank 1 is a straggler: the others wait 30.0 ")
@@ -45,8 +37,7 @@ def test_the_interval_of_a_late_rank_holds_what_equal_ranks_differ_by(tmp_path):
     """Without noise: what a pause does to the parts after it, and what the clock may be off by."""
     made = training(late_s=0.03, late_part="data")
     for step in made:  # on the rank that pauses, cold caches
-        step[-1]["parts"]["forward"] += 0.0005
-        step[-1]["step_s"] += 0.0005
+        lengthen(step[-1], forward=0.0005)
     late = find_late_rank(read_ranks(write_rows(tmp_path / "watched", made) / "ranks").joined)
     step_ms = 1000 * made[-2][-1]["step_s"]  # no probe
     assert late.part == "data"
@@ -85,7 +76,7 @@ def test_a_straggler_is_named_where_there_is_one_and_never_else(num_ranks, tmp_p
             part = WORK_PARTS[seed % len(WORK_PARTS)] if late_s else "other"
             folder = tmp_path / f"{late_s}-{seed}"
             made = training(num_ranks=num_ranks, noise=0.1, seed=seed, late_s=late_s, late_part=part)
-            late = find_late_rank(read_ranks(write_rows(folder, made, num_ranks=num_ranks) / "ranks").joined)
+            late = find_late_rank(read_ranks(write_rows(folder, made) / "ranks").joined)
             named = (late.rank, late.part) if late.is_straggler else None
             found.setdefault(late_s, []).append(named == ((num_ranks - 1, part) if late_s else None))
     assert found == {None: [True] * 20, 0.03: [True] * 20}
@@ -98,10 +89,7 @@ def test_a_core_that_is_slower_in_all_parts_is_a_straggler_only_beyond_what_shar
     made = training()
     for step in made:
         added_s = (slower - 1) * sum(OWN_S.values())
-        step[-1]["parts"] = {
-            part: s + (slower - 1) * OWN_S.get(part, 0.0) for part, s in step[-1]["parts"].items()
-        }
-        step[-1]["step_s"] += added_s
+        lengthen(step[-1], **{part: (slower - 1) * s for part, s in OWN_S.items()})
         for sync in step[-1]["syncs"]:
             sync["end_s"] += added_s
             sync["ready_s"] = [s + added_s for s in sync.get("ready_s", [])]
@@ -110,9 +98,8 @@ def test_a_core_that_is_slower_in_all_parts_is_a_straggler_only_beyond_what_shar
 
 
 def test_a_late_rank_is_named_with_its_host_where_there_are_several(tmp_path):
-    folder = write_rows(tmp_path / "watched", training(late_s=0.03))
-    second = folder / "ranks" / "host-1.jsonl"
-    second.write_text(second.read_text().replace('"host": "host"', '"host": "b"'))
+    hosts = [{"host": "host"}, {"host": "b"}]
+    folder = write_rows(tmp_path / "watched", training(late_s=0.03), start=hosts)
     run = watched_run(folder, with_page=True)
     assert straggler_of(run).fact.startswith("Rank 1 on b is a straggler: the others wait 30.0 ")
     page = (folder / "report.html").read_text()
@@ -129,7 +116,6 @@ def test_a_rank_that_is_not_surely_late_is_told_without_being_named_a_straggler(
     assert any("No rank is a straggler. Rank 1 works longest, 2" in note for note in found.notes)
     made = training(late_s=0.03)
     for step in made[:20]:  # the other rank is as late there
-        step[0]["parts"]["other"] += 0.03
-        step[0]["step_s"] += 0.03
+        lengthen(step[0], other=0.03)
     late = watched_run(write_rows(tmp_path / "disturbed", made)).manifest.watched.late
     assert (late.is_straggler, late.rank) == (True, 1)

@@ -30,39 +30,39 @@ def step_rows(own_s, n, *, probe, hooked, num_syncs=1, buffers_s=0.0, k=None):
         )
         parts = own | {"backward": own["backward"] + waits_s, "buffers": buffers_s}
         row = {"kind": "step", "rank": rank, "n": n, "parts": parts, "signature": EACH}
-        row |= {"step_s": sum(parts.values()), "hooked": hooked, "probe": probe, "syncs": [*others, sync]}
+        row |= {"step_s": sum(parts.values()), "syncs": [*others, sync]}
         row |= {"overhead_s": OWN_S_OF_WATCH * (1 + rank)}
         rows.append(row)
     return rows
 
 
-def write_rows(folder, steps, *, num_ranks=2, notes=(), host="host"):
-    """A watched folder of these steps."""
+def write_rows(folder, steps, *rows, host="host", **by_kind):
+    """A watched folder of these steps and `rows` of each process; rows say more by kind, or kind and rank."""
     (folder / "ranks").mkdir(parents=True)
+    num_ranks = len(steps[0]) if steps else 2
+    start = {"kind": "start", "host": host, "world_size": num_ranks, "torch": "2.14.1", "python": "3.11.7"}
+    start |= {"backend": "gloo", "device": "cpu", "time_s": 1.8e9, "threads": 1}
+    model = {"kind": "model", "model": 0, "parameters": 1000, "num_bytes": 4000}
     for rank in range(num_ranks):
-        start = {
-            "kind": "start",
-            "rank": rank,
-            "local_rank": rank,
-            "host": host,
-            "pid": rank,
-            "world_size": num_ranks,
-            "torch": "2.14.1",
-        }
-        start |= {"python": "3.11.7", "backend": "gloo", "device": "cpu", "time_s": 1.8e9, "threads": 1}
-        model = {
-            "kind": "model",
-            "rank": rank,
-            "model": 0,
-            "parameters": 1000,
-            "num_bytes": 4000,
-            "why": None,
-        }
-        rows = [start, model, *({"kind": "note", "rank": rank, "text": text} for text in notes)]
-        rows += [row for step in steps for row in step if row["rank"] == rank]
-        text = "".join(f"{json.dumps(row)}\n" for row in [*rows, {"kind": "end", "rank": rank}])
+        text = ""
+        for row in (start, model, *rows, *(step[rank] for step in steps), {"kind": "end"}):
+            more = by_kind.get(row["kind"], {})
+            more = more[rank] if isinstance(more, list) else more
+            text += f"{json.dumps({'rank': rank, **row, **more})}\n"
         (folder / "ranks" / f"{host}-{rank}.jsonl").write_text(text)
     return folder
+
+
+def list_rows(steps):
+    """The rows of steps, of all ranks."""
+    return [row for step in steps for row in step]
+
+
+def lengthen(row, **parts_s):
+    """Let parts of a step take so many seconds more."""
+    for part, seconds in parts_s.items():
+        row["parts"][part] = row["parts"].get(part, 0.0) + seconds
+        row["step_s"] += seconds
 
 
 def training(num_steps=80, *, num_ranks=2, noise=0.0, seed=0, late_s=None, late_part="other", **more):
@@ -88,18 +88,6 @@ def watched_run(folder, *, command=("torchrun", "train.py"), quiet=True, with_pa
     return run
 
 
-def trained(folder, num_steps=80, *, num_ranks=2, **more):
+def trained(folder, num_steps=80, **more):
     """The loaded run of a training, as `training` makes it."""
-    return watched_run(
-        write_rows(folder, training(num_steps, num_ranks=num_ranks, **more), num_ranks=num_ranks)
-    )
-
-
-def change_rows(folder, added=(), **by_kind):
-    """A watched folder whose rows say more, by their kind, with rows added behind those of the process."""
-    for file in (folder / "ranks").iterdir():
-        rows = [json.loads(line) for line in file.read_text().splitlines()]
-        rows = [row | by_kind.get(row["kind"], {}) for row in rows]
-        rows[2:2] = added
-        file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return folder
+    return watched_run(write_rows(folder, training(num_steps, **more)))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from .hooks import install_hooks
@@ -20,23 +21,22 @@ def install(config_as_json: str) -> None:
     global watch  # noqa: PLW0603 - a process has one watch
     if watch is None:
         config = json.loads(config_as_json)
-        try:
+        with note_errors(config):
             watch = Watch(config)
             install_hooks(watch)
-        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
-            note(config, error)
 
 
 def hide_from_compiler(_config_as_json: str) -> None:
     """Keep torch's compiler from compiling the hooks, once it has been imported."""
     if watch is not None:
-        try:
+        with note_errors(watch.config):
             hide(watch)
-        except Exception as error:  # noqa: BLE001 - as above
-            note(watch.config, error)
 
 
-def note(config: dict[str, Any], error: Exception) -> None:
-    """Say in a row why this torch is not watched as others are."""
-    text = f"this torch cannot be watched: {type(error).__name__}: {error}"
-    Rows(config).write(kind="note", rank=int(os.environ.get("RANK", "0")), text=text)
+@contextmanager
+def note_errors(config: dict[str, Any]) -> Iterator[None]:
+    """Say in a row why this torch is not watched as others are: training goes on, whatever is raised."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - whatever it is
+        Rows(config).note(f"this torch cannot be watched: {type(error).__name__}: {error}")

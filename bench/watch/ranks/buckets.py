@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 
 from . import private, reducer
+from .clock import Moment, Taken
 from .race import Race
+from .setup import find_caller
 
 if TYPE_CHECKING:
     from .steps import Watch
@@ -42,6 +44,8 @@ class Model:
         self.has_synced = self.keeps = False
         self.mark: tuple[int, int] | None = None
         """Mark of its gradients after the latest synchronised backward of this step."""
+        self.before: list[tuple[int, int]] | None = None
+        """Marks of its gradients before this backward, where no hook of ours tells whether it takes part."""
         self.sync: dict[str, Any] = {}
         self.held: list[tuple[torch.Tensor, Any]] = []
         self.sent: list[tuple[Any, torch.Tensor, Any]] = []
@@ -58,8 +62,13 @@ class Model:
 
     def write_row(self) -> None:
         """Write what is known of the model."""
-        row = {"model": self.number, "why": self.why, **self.facts}
-        self.watch.rows.write(kind="model", rank=self.watch.rank, **row)
+        self.watch.rows.write(kind="model", model=self.number, why=self.why, **self.facts)
+
+    def note(self, name: str, value: Any) -> None:
+        """Note a fact, and write it where it is new."""
+        if self.facts.get(name) != value:
+            self.facts[name] = value
+            self.write_row()
 
     def observe_only(self, why: str) -> None:
         """Make no probes from now on, for a reason."""
@@ -83,6 +92,22 @@ class Model:
         else:
             self.observe_only(private.USER_HOOK)
 
+    def begin_backward(self, ddp: Any) -> None:
+        """Look at the gradients before a backward, which may add to averaged ones, or average others."""
+        self.keeps = self.mark is not None and private.get_gradient_mark(ddp) == self.mark
+        if self.keeps and not self.facts.get("kept_at"):
+            self.note("kept_at", find_caller()["line"])
+        waits = self.is_pending and self.hooked_in is None
+        self.before = private.list_gradient_marks(ddp) if waits else None
+
+    def end_backward(self, ddp: Any) -> None:
+        """End a backward that this model may have taken part in."""
+        if self.before is not None and self.is_pending and private.list_gradient_marks(ddp) != self.before:
+            self.begin_sync(hooked=False)
+        if self.has_synced:
+            self.has_synced, self.mark = False, private.get_gradient_mark(ddp)
+        self.release_buckets()  # where the backward has raised
+
     def begin_sync(self, *, hooked: bool) -> None:
         """Count a synchronised backward, which is the same one on all ranks."""
         watch, self.is_pending = self.watch, False
@@ -97,8 +122,8 @@ class Model:
             "model": self.number,
             "k": self.count,
             "probe": probe,
-            "begin": watch.backward_begin,
-            "ready": [],
+            "begin_s": watch.backward_begin,
+            "ready_s": [],
             "bytes": [],
             **(self.race.get_labels() if self.race is not None else {}),
         }
@@ -114,13 +139,13 @@ class Model:
         if index == 0:
             self.begin_sync(hooked=True)
         self.sync["bytes"].append(private.count_bytes(buffer))
-        self.sync["ready"].append(self.watch.moments.now())
+        self.sync["ready_s"].append(self.watch.clock.now())
         return bool(self.sync["probe"])
 
     def end_sync(self) -> None:
         """Check that nothing else was sent between the buckets, after the last one has been sent."""
         sent = self.group._get_sequence_number_for_group() - self.sequence
-        if not self.why and sent != len(self.sync["ready"]):
+        if not self.why and sent != len(self.sync["ready_s"]):
             self.observe_only("other collectives run between its buckets")
 
     def scale_bucket(self, buffer: torch.Tensor) -> None:
@@ -145,7 +170,7 @@ class Model:
         """Begin the all-reduces of what is held, in order and as DDP does."""
         held, self.held = self.held, []
         if self.sync.get("probe") and held:
-            self.sync["sent"] = self.watch.moments.now()
+            self.sync["sent"] = self.watch.clock.now()
         for buffer, future in held:
             work = dist.all_reduce(buffer, group=self.group, async_op=True)
             self.sent.append((work, buffer, future))
@@ -164,7 +189,22 @@ class Model:
 
     def note_done(self, sync: dict[str, Any]) -> None:
         """Note that all buckets have been reduced."""
-        sync["done"] = self.watch.moments.now()
+        sync["done"] = self.watch.clock.now()
+
+
+def make_sync_row(sync: dict[str, Any], taken: Taken) -> dict[str, Any]:
+    """Return a synchronised backward as its row has it: moments are seconds from the start of its step."""
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, Moment):
+            return round(value.compute_seconds_since(taken.start), 7)
+        return [*map(convert, value)] if isinstance(value, list) else value
+
+    sent, done = sync.pop("sent", None), sync.pop("done", None)
+    row = {name: convert(value) for name, value in ({"end_s": taken.end} | sync).items()}
+    if sent is not None and done is not None:
+        row["alone_s"] = round(done.compute_seconds_since(sent), 7)
+    return row
 
 
 def reduce_bucket(model: Model, bucket: Any) -> Any:

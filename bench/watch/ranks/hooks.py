@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+from functools import partial, wraps
 from time import perf_counter as now
 from typing import Any
 
@@ -26,7 +26,7 @@ COLLECTIVES = (
 def wrap_function(watch: Watch, original: Any, before: Any, after: Any) -> Any:
     """Return a function with what the watch does around it."""
 
-    @functools.wraps(original)
+    @wraps(original)
     def call_watched(*args: Any, **kwargs: Any) -> Any:
         if not watch.is_on or is_compiling():
             return original(*args, **kwargs)
@@ -49,7 +49,7 @@ def install_hooks(watch: Watch) -> None:
     setup = watch.setup
     around = (
         (ddp, "forward", watch.begin_forward, watch.end_part),
-        (ddp, "_sync_buffers", watch.begin_buffers, watch.end_part),
+        (ddp, "_sync_buffers", partial(watch.begin_part, "buffers"), watch.end_part),
         (private.LoaderIterator, "__next__", watch.begin_batch, watch.end_batch),
         (torch.autograd, "backward", watch.begin_backward, watch.end_backward),
         (ddp, "_post_forward", setup.begin_search, setup.end_search),
@@ -76,9 +76,9 @@ def time_collective(watch: Watch, name: str) -> None:
     original = getattr(distributed_c10d, name, None)
     if original is None:
         return
-    watched = wrap_function(watch, original, watch.begin_collective, watch.end_part)
+    watched = wrap_function(watch, original, partial(watch.begin_part, "collectives"), watch.end_part)
 
-    @functools.wraps(original)
+    @wraps(original)
     def call_collective(*args: Any, **kwargs: Any) -> Any:
         return (original if kwargs.get("async_op") else watched)(*args, **kwargs)
 
@@ -102,7 +102,7 @@ def make_step_hook(watch: Watch, name: str) -> Any:
 def wrap_notify_join(watch: Watch, original: Any) -> Any:
     """Return `notify_join_context` that keeps the number of ranks where DDP divides by it."""
 
-    @functools.wraps(original)
+    @wraps(original)
     def notify(joinable: Any) -> Any:
         work = original(joinable)
         model = watch.models.get(joinable)
@@ -116,7 +116,7 @@ def wrap_notify_join(watch: Watch, original: Any) -> Any:
 def wrap_register_hook(watch: Watch, original: Any) -> Any:
     """Return `register_comm_hook` that runs the user's hook in place of ours, which cannot be taken away."""
 
-    @functools.wraps(original)
+    @wraps(original)
     def register(ddp: Any, state: Any, hook: Any) -> Any:
         model = watch.models.get(ddp)
         if model is None or model.hooked_in != id(ddp.reducer) or model.inner is not None:

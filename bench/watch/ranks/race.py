@@ -36,7 +36,7 @@ class Race:
     """
 
     def __init__(self, model: Model, ddp: Any) -> None:
-        self.model, config = model, model.watch.config["race"]
+        self.model, self.rows, config = model, model.watch.rows, model.watch.config["race"]
         self.at, self.block, self.skipped = config["at"], config["block"], config["skipped"]
         why = model.why or reducer.explain_no_race(ddp)
         own = reducer.get_caps(ddp)
@@ -61,7 +61,7 @@ class Race:
         """Cap of a reducer that was built for the race."""
         self.has_rebuilt = self.was_captured = self.is_broken_off = self.is_over = False
         model.facts |= {"bucket_cap_mb": self.own, "race_ends_at": self.at + self.block * len(self.turns)}
-        self.write_note(config["note"])
+        self.rows.note(config["note"])
         if why or len(self.caps) < 2:
             self.refuse(why or "the script has this cap already")
 
@@ -117,16 +117,11 @@ class Race:
     def refuse(self, why: str) -> None:
         """Break the race off; a reducer that was built anew gets the script's own cap in a later turn."""
         if not self.is_broken_off:
-            self.write_note(f"the race of bucket caps ended: {why}")
-            self.model.facts["race_ends_at"] = 0
-            self.model.write_row()
+            self.rows.note(f"the race of bucket caps ended: {why}")
+            self.model.note("race_ends_at", 0)
         self.is_broken_off, self.key = True, ""
         self.place += 1
         self.is_over = not self.has_rebuilt or self.place > len(self.turns)
-
-    def write_note(self, text: str) -> None:
-        """Write a note for the user."""
-        self.model.watch.rows.write(kind="note", rank=self.model.watch.rank, text=text)
 
     def explain_refusal(self, ddp: Any) -> str | None:
         """Return why this rank cannot build its reducer anew, or None."""

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import weakref
+from dataclasses import dataclass, field
 from time import perf_counter as now
 from typing import TYPE_CHECKING, Any
 
@@ -52,20 +53,16 @@ def describe_process() -> dict[str, Any]:
     return {"threads": torch.get_num_threads(), "cores": cores, "debug": debug}
 
 
+@dataclass
 class Loader:
-    """A loader whose batches are trained on."""
+    """A loader whose batches may be trained on."""
 
-    def __init__(self, facts: dict[str, Any]) -> None:
-        self.facts = facts
-        self.passes, self.epochs, self.begins = 0, set[int](), False
-
-    def note_pass(self, sampler: Any) -> None:
-        """Count a pass, and the epoch of its sampler."""
-        self.begins = False
-        self.passes += 1
-        sampler = getattr(sampler, "sampler", sampler)
-        if isinstance(sampler, DistributedSampler) and sampler.shuffle:
-            self.epochs.add(sampler.epoch)
+    facts: dict[str, Any]
+    passes: int = 0
+    """Passes whose batches were trained on."""
+    epochs: set[int] = field(default_factory=set)
+    """Epochs of a shuffling DistributedSampler in its passes."""
+    begins: bool = False
 
 
 class Setup:
@@ -78,8 +75,8 @@ class Setup:
         self.loaders: weakref.WeakKeyDictionary[Any, Loader] = weakref.WeakKeyDictionary()
         """Loaders by their sampler."""
         self.num_loaders = 0
-        self.latest: Any = None
-        """Sampler of the latest batch."""
+        self.latest: Loader | None = None
+        """Loader of the latest batch."""
         self.search_s, self.sent, self.accumulated = 0.0, 0, 0
         self.loading_s, self.loading_since_s = 0.0, 0.0
 
@@ -103,7 +100,7 @@ class Setup:
         """Note a DataParallel on several devices."""
         if len(getattr(model, "device_ids", ())) > 1:
             row = {"how": "DataParallel", "devices": len(model.device_ids), **find_caller()}
-            self.watch.rows.write(kind="parallel", rank=self.watch.rank, **row)
+            self.watch.rows.write(kind="parallel", **row)
 
     def note_loader(self, loader: Any) -> None:
         """Note who has made a loader."""
@@ -121,23 +118,27 @@ class Setup:
                 self.num_loaders += 1
                 facts |= {"loader": self.num_loaders, **self.callers.get(sampler, {})}
                 self.loaders[sampler] = Loader(facts)
-            self.loaders[sampler].begins |= begins
-            self.latest = weakref.ref(sampler)
+            self.latest = loader = self.loaders[sampler]
+            if begins and loader.passes < MAX_PASSES:
+                loader.begins = True
+                inner = getattr(sampler, "sampler", sampler)
+                if isinstance(inner, DistributedSampler) and inner.shuffle:
+                    loader.epochs.add(inner.epoch)
 
     def note_backward(self) -> None:
         """Note that the latest batch is trained on."""
-        sampler = self.latest and self.latest()
-        loader = None if sampler is None else self.loaders.get(sampler)
-        if loader is not None and loader.begins and loader.passes < MAX_PASSES:
-            loader.note_pass(sampler)
+        loader = self.latest
+        if loader is not None and loader.begins:
+            loader.begins = False
+            loader.passes += 1
             row = {"passes": loader.passes, "epochs": len(loader.epochs), **loader.facts}
-            self.watch.rows.write(kind="loader", rank=self.watch.rank, **row)
+            self.watch.rows.write(kind="loader", **row)
 
     def note_optimizer(self, optimizer: Any) -> None:
         """Note, once for each optimizer, that its parameters are distributed tensors."""
         tensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
         if any(isinstance(one, tensor) for group in optimizer.param_groups for one in group["params"]):
-            self.watch.rows.write(kind="parallel", rank=self.watch.rank, how="DTensor")
+            self.watch.rows.write(kind="parallel", how="DTensor")
 
     def begin_search(self, ddp: Any) -> float | None:
         """Begin the search for unused parameters, where DDP is told to search."""

@@ -8,7 +8,7 @@ import platform
 import threading
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from multiprocessing import util
 from time import perf_counter as now
@@ -18,20 +18,13 @@ import torch
 import torch.distributed as dist
 
 from . import private
-from .buckets import Model
-from .clock import PartClock, Taken
-from .moments import HostMoments, find_moments
+from .buckets import Model, make_sync_row
+from .clock import PartClock, Taken, find_device, make_clock
 from .rows import Rows
-from .setup import Setup, describe_process, find_caller
+from .setup import Setup, describe_process
 
 UNUSED_EVERY = 16
 """Steps between two looks for unused parameters."""
-
-LINES_EVERY = 8
-"""Steps between two whose gaps between parts get the user's lines around them."""
-
-CALLS = {"data": "next batch", "buffers": "broadcast of buffers", "optimizer": "optimizer step"}
-"""Names of parts, beside the user's lines that begin them, where they are not the part's own."""
 
 MAX_FLUSH_S = 1.0
 """Seconds to wait, after the last watched step, for a GPU that is behind its host."""
@@ -53,23 +46,21 @@ class Watch:
 
     def restart(self) -> None:
         """Begin anew, at the start and in a forked child."""
-        self.is_on, self.thread, self.rank, self.n, self.num_models = True, 0, 0, 0, 0
-        self.moments, self.overhead = HostMoments(), 0.0
-        self.clock = PartClock(self.moments)
+        self.is_on, self.thread, self.num_models = True, 0, 0
+        self.clock, self.overhead = PartClock(), 0.0
         self.untold: deque[tuple[Taken, dict[str, Any]]] = deque()
         """Steps whose end the GPU has not reached, each with its row as far as it is known."""
         self.models: weakref.WeakKeyDictionary[Any, Model] = weakref.WeakKeyDictionary()
         self.numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        """Numbers of optimizers, in the order of their first steps."""
         self.open_optimizers: list[int] = []
         self.optimizer_depth = self.backwards = self.num_optimizers = 0
         self.has_cut_at_optimizer = self.has_synced = False
-        self.marks: list[tuple[Any, Model, Any]] = []
-        self.line = ""
         self.begin_step()
 
     def begin_step(self) -> None:
         """Forget the step that has been written."""
-        self.signature: dict[str, int] = {}
+        self.signature = Counter[str]()
         self.backward_begin = self.clock.taken.start
         self.syncs: list[dict[str, Any]] = []
         for model in self.models.values():
@@ -83,10 +74,9 @@ class Watch:
             return work(*arguments)
         except Exception as error:  # noqa: BLE001 - whatever it is
             self.is_on = False
-            where = f"{getattr(work, '__name__', work)}: {type(error).__name__}: {error}"
-            text = f"the watch ended after an error of its own, in {where}"
+            where = f"{getattr(work, 'func', work).__name__}: {type(error).__name__}: {error}"
             with contextlib.suppress(Exception):
-                self.rows.write(kind="note", rank=self.rank, text=text)
+                self.rows.note(f"the watch ended after an error of its own, in {where}")
             self.leave_races(arguments[0] if work == self.begin_forward else None)
             return None
 
@@ -104,35 +94,34 @@ class Watch:
     def is_ours(self, *, begins: bool = False) -> bool:
         """Tell whether this thread trains; the first that begins a part of training does."""
         if not self.thread and begins:
-            self.thread, self.moments = threading.get_ident(), find_moments()
-            self.clock = PartClock(self.moments)
-            self.write_start()
+            self.thread, device = threading.get_ident(), find_device()
+            self.clock = make_clock(device)
+            self.write_start(device)
         return self.thread == threading.get_ident()
 
-    def write_start(self) -> None:
+    def write_start(self, device: str) -> None:
         """Write the row of the process, whose rank is known now."""
         is_group = dist.is_available() and dist.is_initialized()
-        self.rank = dist.get_rank() if is_group else int(os.environ.get("RANK", "0"))
+        self.rows.rank = dist.get_rank() if is_group else int(os.environ.get("RANK", "0"))
         util.Finalize(None, self.end, exitpriority=0)  # also where multiprocessing leaves by os._exit
         self.rows.write(
             kind="start",
-            rank=self.rank,
-            local_rank=int(os.environ.get("LOCAL_RANK", self.rank)),
+            local_rank=int(os.environ.get("LOCAL_RANK", self.rows.rank)),
             world_size=dist.get_world_size() if is_group else int(os.environ.get("WORLD_SIZE", "1")),
             host=self.rows.host,
-            pid=os.getpid(),
             torch=torch.__version__,
             python=platform.python_version(),
             backend=dist.get_backend() if is_group else None,
-            device=self.moments.device,
+            device=device,
             time_s=time.time(),
-            unsupported=[self.unsupported] if self.unsupported else [],
             **describe_process(),
         )
+        if self.unsupported:
+            self.rows.note(self.unsupported)
 
     def count(self, name: str) -> None:
         """Count what happens in a step, which tells kinds of steps apart."""
-        self.signature[name] = self.signature.get(name, 0) + 1
+        self.signature[name] += 1
 
     def add_sync(self, sync: dict[str, Any]) -> None:
         """Add a synchronised backward to the step."""
@@ -140,23 +129,21 @@ class Watch:
         self.syncs.append(sync)
         self.count(f"sync{sync['model']}")
 
-    def enter(self, part: str) -> int:
-        """Begin a part and return the depth with which to leave it; note the lines around what was before."""
-        place = self.n % LINES_EVERY
-        if place < 2 and len(self.clock.open) == 1:  # the first knows no line before its first gap
-            line = find_caller()["line"]
-            line = line and f"{line} ({CALLS.get(part, part)})"
-            if place:
-                self.clock.taken.note_gap(self.line, line)
-            self.line = line
-        return self.clock.enter(part)
+    def begin_part(self, part: str, *_given: Any) -> int | None:
+        """Begin a part of the thread that trains, and return the depth with which to leave it."""
+        return self.clock.enter(part) if self.is_ours() else None
+
+    def end_part(self, depth: int | None) -> None:
+        """End a part."""
+        if depth is not None:
+            self.clock.leave(depth)
 
     def begin_forward(self, ddp: Any) -> int | None:
         """Begin a forward of DDP; with gradients it may end a step, and bring in the hook."""
         if not self.is_ours(begins=torch.is_grad_enabled()):
             return None
         if not torch.is_grad_enabled():
-            return self.enter("evaluation")
+            return self.clock.enter("evaluation")
         if self.syncs and not self.has_cut_at_optimizer and not self.open_optimizers:
             self.cut()
         model = self.models.get(ddp)
@@ -168,15 +155,7 @@ class Watch:
         if ddp.require_backward_grad_sync:
             model.register_hook(ddp)
         self.count(f"forward{model.number}")
-        return self.enter("forward")
-
-    def begin_buffers(self, _ddp: Any) -> int | None:
-        """Begin the broadcast of buffers."""
-        return self.enter("buffers") if self.is_ours() else None
-
-    def begin_collective(self, *_given: Any) -> int | None:
-        """Begin a collective of the script's own."""
-        return self.enter("collectives") if self.is_ours() else None
+        return self.clock.enter("forward")
 
     def begin_batch(self, iterator: Any) -> int | None:
         """Begin the wait for a batch."""
@@ -185,7 +164,7 @@ class Watch:
             return None
         self.open_optimizers.clear()  # one that has raised
         self.setup.loading_since_s = time.thread_time()
-        return self.enter("data")
+        return self.clock.enter("data")
 
     def end_batch(self, depth: int | None) -> None:
         """End the wait for a batch."""
@@ -201,16 +180,10 @@ class Watch:
         if self.backwards == 1:
             self.count("backward")
             self.setup.note_backward()
-            self.backward_begin = self.moments.now()
-            self.find_kept_gradients()
-            waiting = [(d, m) for d, m in self.models.items() if m.is_pending and m.hooked_in is None]
-            self.marks = [(ddp, model, private.list_gradient_marks(ddp)) for ddp, model in waiting]
-        return self.enter("backward")
-
-    def end_part(self, depth: int | None) -> None:
-        """End a part."""
-        if depth is not None:
-            self.clock.leave(depth)
+            self.backward_begin = self.clock.now()
+            for ddp, model in self.models.items():
+                model.begin_backward(ddp)
+        return self.clock.enter("backward")
 
     def end_backward(self, depth: int | None) -> None:
         """End a backward: find the models without our hook that it has synchronised."""
@@ -220,24 +193,17 @@ class Watch:
         self.backwards -= 1
         if self.backwards:
             return
-        marks, self.marks = self.marks, []
-        for ddp, model, before in marks:
-            if model.is_pending and private.list_gradient_marks(ddp) != before:
-                model.begin_sync(hooked=False)
         for ddp, model in self.models.items():
-            if model.has_synced:
-                model.has_synced, model.mark = False, private.get_gradient_mark(ddp)
+            model.end_backward(ddp)
         for sync in self.syncs:
-            sync.setdefault("end", self.clock.taken.end)
-        for model in self.models.values():
-            model.release_buckets()  # where the backward has raised
+            sync.setdefault("end_s", self.clock.taken.end)
 
     def begin_optimizer(self, optimizer: Any) -> None:
         """Begin an optimizer's step, but for those that run within a backward."""
         if not self.is_ours(begins=True) or (self.backwards and not self.open_optimizers):
             return
         if not self.open_optimizers:
-            self.optimizer_depth = self.enter("optimizer")
+            self.optimizer_depth = self.clock.enter("optimizer")
         self.open_optimizers.append(id(optimizer))
 
     def end_optimizer(self, optimizer: Any) -> None:
@@ -248,82 +214,51 @@ class Watch:
         if self.open_optimizers:
             return
         self.clock.leave(self.optimizer_depth)
-        self.count(f"optimizer{self.assign_number(optimizer)}")
-        if self.syncs or not self.has_synced:
-            self.has_cut_at_optimizer = self.has_cut_at_optimizer or bool(self.syncs)
-            self.cut()
-
-    def assign_number(self, optimizer: Any) -> int:
-        """Return the number of an optimizer, in the order of their first steps."""
         if optimizer not in self.numbers:
             self.setup.note_optimizer(optimizer)
             self.numbers[optimizer] = self.num_optimizers
             self.num_optimizers += 1
-        return self.numbers[optimizer]
+        self.count(f"optimizer{self.numbers[optimizer]}")
+        if self.syncs or not self.has_synced:
+            self.has_cut_at_optimizer = self.has_cut_at_optimizer or bool(self.syncs)
+            self.cut()
 
     def cut(self) -> None:
         """End a step; after the last step end the watch."""
-        self.n += 1
-        row = {"n": self.n, "signature": self.signature, "syncs": self.syncs}
-        row |= {"overhead_s": round(self.overhead, 7), **self.setup.take_row()}
-        self.untold.append((self.clock.cut(), row))
+        taken, n = self.clock.cut(), self.clock.num_steps
+        row = {"n": n, "signature": self.signature, "syncs": self.syncs, **self.setup.take_row()}
+        self.untold.append((taken, row | {"overhead_s": round(self.overhead, 7)}))
         self.overhead = 0.0
         self.begin_step()
         self.write_steps()
-        if self.n % UNUSED_EVERY == 0:
+        if n % UNUSED_EVERY == 0:
             self.note_unused()
         races = [model.race for model in self.models.values() if model.race is not None]
-        is_done = self.n >= self.config["steps"] or any(race.has_rebuilt for race in races)
+        is_done = n >= self.config["steps"] or any(race.has_rebuilt for race in races)
         if is_done and all(race.is_over for race in races):
             self.end()
 
     def write_steps(self) -> None:
         """Write the rows of the steps whose end is past, in their order."""
-        while self.untold and self.moments.is_past(self.untold[0][0].end):
+        while self.untold and self.untold[0][0].end.is_past():
             taken, row = self.untold.popleft()
-            syncs = [make_relative(sync, taken) for sync in row["syncs"]]
-            marks_s = taken.get_marks_s()
-            parts = taken.add_up(marks_s)
-            step_s = sum(parts.values())
-            lags_s = self.moments.compute_lags_s(taken.start, [end for _, end in taken.marks], step_s)
-            marks = zip(marks_s, lags_s, strict=True) if lags_s else ()
-            self.rows.write(
-                kind="step",
-                rank=self.rank,
-                **row | {"syncs": syncs},
-                step_s=round(step_s, 7),
-                parts={part: round(seconds, 7) for part, seconds in parts.items()},
-                gaps=[(round(marks_s[place][1], 7), *lines) for place, lines in taken.gaps],
-                hooked=any(sync["ready_s"] for sync in syncs),
-                probe=any(sync["probe"] for sync in syncs),
-                marks=[(part, round(seconds, 7), round(lag_s, 7)) for (part, seconds), lag_s in marks],
-            )
-
-    def find_kept_gradients(self) -> None:
-        """Find models whose gradients are still those that a backward of this step has averaged."""
-        for ddp, model in self.models.items():
-            model.keeps = model.mark is not None and private.get_gradient_mark(ddp) == model.mark
-            if model.keeps and not model.facts.get("kept_at"):
-                model.facts["kept_at"] = find_caller()["line"]
-                model.write_row()
+            row["syncs"] = [make_sync_row(sync, taken) for sync in row["syncs"]]
+            self.rows.write(kind="step", **row, **self.clock.describe_step(taken))
 
     def note_unused(self) -> None:
         """Write of models that search for unused parameters whether there were any."""
         for ddp, model in self.models.items():
             if private.is_searching(ddp):
-                unused = private.has_unused(ddp)
-                if unused != model.facts.get("unused"):
-                    model.facts["unused"] = unused
-                    model.write_row()
+                model.note("unused", private.has_unused(ddp))
 
     def end(self) -> None:
         """End the watch: from here on the hooks only pass on."""
-        if self.is_on and self.n:
+        if self.is_on and self.clock.num_steps:
             self.guard(self.note_unused)
             self.guard(self.write_last_steps)
             peak_bytes = self.guard(private.read_peak_bytes)
             self.is_on = False
-            self.rows.write(kind="end", rank=self.rank, peak_bytes=peak_bytes)
+            self.rows.write(kind="end", peak_bytes=peak_bytes)
 
     def write_last_steps(self) -> None:
         """Write the rows of the last steps; a GPU that does not come to their end keeps nobody waiting."""
@@ -332,20 +267,3 @@ class Watch:
         while self.untold and now() < deadline_s:
             time.sleep(0.001)
             self.write_steps()
-
-
-def make_relative(sync: dict[str, Any], taken: Taken) -> dict[str, Any]:
-    """Return a sync as its row has it, with times from the start of its step."""
-    done, sent = sync.get("done"), sync.get("sent")
-
-    def compute_since_start(moment: Any) -> float:
-        return round(taken.moments.compute_seconds(taken.start, moment), 7)
-
-    names: tuple[str, ...] = ("model", "k", "probe", "bytes", "cap", "round")
-    row: dict[str, Any] = {name: sync[name] for name in names if name in sync}
-    row["begin_s"] = compute_since_start(sync["begin"])
-    row["ready_s"] = [*map(compute_since_start, sync["ready"])]
-    row["end_s"] = compute_since_start(sync.get("end", taken.end))
-    if sent is not None and done is not None:
-        row["alone_s"] = round(taken.moments.compute_seconds(sent, done), 7)
-    return row

@@ -49,13 +49,9 @@ class Finder(importlib.abc.MetaPathFinder):
         """Return the spec of a module of torch that the watch waits for."""
         if name not in STEPS:
             return None
-        for finder in sys.meta_path:
-            spec: Any = None if finder is self else finder.find_spec(name, path, target)
-            if spec is not None:
-                break
-        else:
-            return None
-        execute = getattr(spec.loader, "exec_module", None)
+        others = (finder for finder in sys.meta_path if finder is not self)
+        spec: Any = next(filter(None, (one.find_spec(name, path, target) for one in others)), None)
+        execute = getattr(getattr(spec, "loader", None), "exec_module", None)
         if execute is not None:
 
             def exec_module(module: ModuleType) -> None:
