@@ -64,11 +64,6 @@ def train(model, optimizer=None, number=STEPS, *, to_none=True, data=None, lose=
     return loss
 
 
-def plain():
-    model = wrapped()
-    return model, train(model)
-
-
 def deprecated_option():
     """A warning of the constructor names the user's line."""
     with warnings.catch_warnings(record=True) as told:
@@ -97,16 +92,6 @@ def gathers_before_the_forward():
     return model, train(model, lose=lose)
 
 
-def default_caps():
-    model = wrapped(bucket_cap_mb=None)
-    return model, train(model)
-
-
-def caps_by_bucket():
-    model = wrapped(bucket_cap_mb=None, bucket_cap_mb_list=[0.001, 0.002])
-    return model, train(model)
-
-
 def loaders_and_evaluation():
     model, generator = wrapped(), torch.Generator().manual_seed(5)
     optimizer = sgd(model)
@@ -122,11 +107,6 @@ def loaders_and_evaluation():
         with torch.no_grad():
             model(data[:6][0])
     return model, loss
-
-
-def views():
-    model = wrapped(gradient_as_bucket_view=True)
-    return model, train(model)
 
 
 def kept_views():
@@ -217,16 +197,6 @@ class Branches(nn.Module):
         return self.last(self.inner[(self.turn + dist.get_rank()) % 3](self.first(x).relu()))
 
 
-def unused_parameters():
-    model = wrapped(Branches(), find_unused_parameters=True)
-    return model, train(model)
-
-
-def nothing_unused():
-    model = wrapped(find_unused_parameters=True)
-    return model, train(model)
-
-
 def epoch_never_set():
     model, data = wrapped(), TensorDataset(torch.arange(96 * 8.0).reshape(96, 8) / 768)
     optimizer = sgd(model)
@@ -260,11 +230,6 @@ class Checkpointed(nn.Module):
     def forward(self, x):
         x = checkpoint(self.inner, self.first(x).relu(), use_reentrant=True)
         return self.last(checkpoint(self.inner, x, use_reentrant=True))
-
-
-def static_graph():
-    model = wrapped(Checkpointed(), static_graph=True)
-    return model, train(model)
 
 
 def joined(**more):
@@ -358,16 +323,6 @@ class Averaged(nn.Sequential):
         return x
 
 
-def collectives_in_the_backward():
-    model = wrapped(Averaged(*net()))
-    return model, train(model)
-
-
-def own_group():
-    model = wrapped(process_group=dist.new_group())
-    return model, train(model)
-
-
 def group_of_one():
     groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
     model = wrapped(process_group=groups[dist.get_rank()])
@@ -454,11 +409,6 @@ def replicated():
     return nn.ParameterList([one.full_tensor() for one in model.parameters()]), loss
 
 
-def one_device():
-    model = net()
-    return model, train(model)
-
-
 def raising_backward():
     """All ranks raise in the middle of a backward, and go on with a new model."""
 
@@ -486,16 +436,6 @@ def raising_backward():
     return model, train(model)
 
 
-def compiled_inside():
-    model = wrapped(torch.compile(net()), bucket_cap_mb=None)
-    return model, train(model)
-
-
-def compiled_outside():
-    model = torch.compile(wrapped(bucket_cap_mb=None))
-    return model, train(model)
-
-
 def compiled_step():
     model = wrapped()
     optimizer = sgd(model)
@@ -513,6 +453,23 @@ def compiled_collective():
 
     model = wrapped()
     return model, train(model, lose=lambda model, x, y: loss_of(model, shifted(x), y))
+
+
+MODELS = {
+    "plain": wrapped,
+    "default_caps": lambda: wrapped(bucket_cap_mb=None),
+    "caps_by_bucket": lambda: wrapped(bucket_cap_mb=None, bucket_cap_mb_list=[0.001, 0.002]),
+    "views": lambda: wrapped(gradient_as_bucket_view=True),
+    "unused_parameters": lambda: wrapped(Branches(), find_unused_parameters=True),
+    "nothing_unused": lambda: wrapped(find_unused_parameters=True),
+    "static_graph": lambda: wrapped(Checkpointed(), static_graph=True),
+    "collectives_in_the_backward": lambda: wrapped(Averaged(*net())),
+    "own_group": lambda: wrapped(process_group=dist.new_group()),
+    "compiled_inside": lambda: wrapped(torch.compile(net()), bucket_cap_mb=None),
+    "compiled_outside": lambda: torch.compile(wrapped(bucket_cap_mb=None)),
+    "one_device": net,
+}
+"""Models of kinds that `train` trains; the other kinds are functions."""
 
 
 def caps_of(model):
@@ -571,7 +528,11 @@ def play(kinds):
                 restore = break_watch(fault)
         torch.manual_seed(0)
         before = dist.group.WORLD._get_sequence_number_for_group()
-        model, loss = globals()[name]()
+        if name in MODELS:
+            model = MODELS[name]()
+            loss = train(model)
+        else:
+            model, loss = globals()[name]()
         sent = dist.group.WORLD._get_sequence_number_for_group() - before
         restore()
         norms = [one.double().norm().item() for one in model.parameters()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,12 +11,13 @@ from ..common.cli import format_command
 from ..common.numbers import format_count, format_interval, format_number
 from ..common.text import escape_controls
 from ..machine.manifest import Manifest
-from ..machine.watched import LateRank, Measured, Watched, WatchedRank
+from ..machine.watched import LateRank, Measured, Watched, WatchedRank, WatchedSetting
+from ..results.case_result import CaseResult
 from ..results.commands import COMMAND_MEANING, choose_new_folder
 from ..results.comparisons import FASTER
 from ..results.store import RunData
 from ..stats.interval import Interval
-from .cautions import describe_busy_cores
+from .cautions import describe_busy_cores, is_busy
 from .findings import Conclusion, conclude_run
 from .verdicts import CAP, COMMUNICATION, MIN_SHARE, RESOLVED, Verdict
 from .watched_settings import Cost, conclude_settings, describe_share, make_interval, predict_step
@@ -144,18 +145,13 @@ def conclude_watch(run: RunData) -> WatchConclusion:
     told = (*_describe_steps(watched), *_compare_ranks(run.manifest, watched), *watched.notes)
     found = conclude_run(run)
     case = found.cases[0] if found.cases else None
-    step, exposed_ms = (case.step_ms, case.exposed_comm_ms) if case else (None, None)
-    is_loaded = any(one.kind == "other load" for one in found.cautions)
-    load = describe_busy_cores(run.manifest) if is_loaded else ""
-    costs = conclude_settings(watched.settings, exposed_ms, step, load)
-    costs += conclude_late_rank(run.manifest, watched.late, step)
+    costs = list_costs(run.manifest, case, watched.settings) if case else []
     added = [one for one in found.verdicts if one.question == COMMUNICATION and one.answer == RESOLVED]
-    if added and exposed_ms is not None:
+    if added and case and case.exposed_comm_ms is not None:
         fact, more = added[0].split_sentence()
-        more = f"{more}. " if more else ""
-        then = predict_step(step, case.get_interval("no_sync_step_ms") if case else None)
-        without = f"Without communication {then}." if then else ""
-        costs.append(Cost(added[0].title, f"{fact}.", f"{more}{without}".rstrip(), exposed_ms))
+        then = predict_step(case.step_ms, case.get_interval("no_sync_step_ms"))
+        remedy = [f"{more}." if more else "", f"Without communication {then}." if then else ""]
+        costs.append(Cost(added[0].title, f"{fact}.", " ".join(filter(None, remedy)), case.exposed_comm_ms))
     num_savings = sum(bool(one.after_ms) for one in costs)
     savings = [OVERLAPPING_SAVINGS] if num_savings > 1 else []
     return WatchConclusion(
@@ -165,6 +161,13 @@ def conclude_watch(run: RunData) -> WatchConclusion:
         tuple(map(escape_controls, [*savings, *told])),
         run.path,
     )
+
+
+def list_costs(manifest: Manifest, case: CaseResult, settings: Iterable[WatchedSetting]) -> list[Cost]:
+    """List what these settings and a late rank cost a step of a watched training."""
+    load = describe_busy_cores(manifest) if is_busy(manifest) and case.device_type == "cpu" else ""
+    costs = conclude_settings(settings, case.exposed_comm_ms, case.step_ms, load)
+    return costs + conclude_late_rank(manifest, (manifest.watched or Watched()).late, case.step_ms)
 
 
 def _get_step_ms(watched: Watched) -> float:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import nlargest
 
 from ..common.numbers import choose_places, format_interval, format_quantity
-from ..findings.cautions import describe_busy_cores, is_busy
 from ..findings.verdicts import MIN_SHARE
-from ..findings.watched import conclude_late_rank, list_parts, name_rank
-from ..findings.watched_settings import Cost, conclude_settings, describe_share, write_estimate
+from ..findings.watched import list_costs, list_parts, name_rank
+from ..findings.watched_settings import describe_share, write_estimate
 from ..machine.manifest import Manifest
 from ..machine.watched import Watched, WatchedRank, WatchedSetting
 from ..page.page import BAD, GOOD, Card, Heading, Table
@@ -55,19 +54,11 @@ def compare_steps(baseline: GateRun, candidate: GateRun, rate: Change) -> StepCh
     return StepChange(before, after, difference, promises, _find_left(candidate, after))
 
 
-def _list_costs(run: GateRun, settings: Iterable[WatchedSetting]) -> list[Cost]:
-    """List what a watch found of these settings and of its late rank."""
-    manifest, case = run.manifest, run.cases[0].result
-    load = describe_busy_cores(manifest) if is_busy(manifest) else ""
-    late = manifest.watched.late if manifest.watched else None
-    costs: list[Cost] = conclude_settings(settings, case.exposed_comm_ms, case.step_ms, load)
-    return costs + conclude_late_rank(manifest, late, case.step_ms)
-
-
 def _find_left(run: GateRun, step: Interval) -> str:
     """Find the most expensive finding of a watch; empty without one of `MIN_SHARE` of its step."""
-    watched, exposed_ms = run.manifest.watched or Watched(), run.cases[0].result.exposed_comm_ms
-    found = [(one.ms.estimate, one.fact) for one in _list_costs(run, watched.settings) if one.ms]
+    watched, case = run.manifest.watched or Watched(), run.cases[0].result
+    costs, exposed_ms = list_costs(run.manifest, case, watched.settings), case.exposed_comm_ms
+    found = [(one.ms.estimate, one.fact) for one in costs if one.ms]
     if exposed_ms is not None and exposed_ms.low > 0:
         added = f"{format_interval(exposed_ms, 'ms')}, {describe_share(exposed_ms, step)}"
         found.append((exposed_ms.estimate, f"Communication adds {added}."))
@@ -88,7 +79,7 @@ def _find_promises(baseline: GateRun, candidate: Manifest) -> Iterator[Promise]:
     before, after = baseline.manifest.watched or Watched(), candidate.watched or Watched()
     changed = [one for one in before.settings if _is_changed(one, after.find_setting(one.name))]
     is_late = after.late is not None and after.late.is_straggler
-    for one in _list_costs(baseline, changed):
+    for one in list_costs(baseline.manifest, baseline.cases[0].result, changed):
         if one.after_ms is not None and not (is_late and one.title == "Straggler"):
             change = "equal ranks" if one.title == "Straggler" else one.change.removeprefix("Try ")
             yield Promise(one.title, change, one.after_ms)

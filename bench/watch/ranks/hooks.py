@@ -24,21 +24,22 @@ COLLECTIVES = (
 
 
 def wrap_function(watch: Watch, original: Any, before: Any, after: Any) -> Any:
-    """Return a function with what the watch does around it."""
+    """Return a function with what the watch does around it: `after` gets what `before` has returned."""
 
     @wraps(original)
     def call_watched(*args: Any, **kwargs: Any) -> Any:
         if not watch.is_on or is_compiling():
             return original(*args, **kwargs)
         begin = now()
-        depth = watch.guard(before, *args[:1])
+        begun = watch.guard(before, *args[:1])
         watch.overhead += now() - begin
         try:
             return original(*args, **kwargs)
         finally:
-            begin = now()
-            watch.guard(after, depth)
-            watch.overhead += now() - begin
+            if begun is not None:
+                begin = now()
+                watch.guard(after, begun)
+                watch.overhead += now() - begin
 
     return call_watched
 
@@ -68,7 +69,6 @@ def install_hooks(watch: Watch) -> None:
     optimizers.register_optimizer_step_pre_hook(before_step)
     optimizers.register_optimizer_step_post_hook(make_step_hook(watch, "end_optimizer"))
     watch.hidden = [ddp.forward, before_step]  # all that are wrapped have one code, and both hooks
-    private.hide_from_compiler(watch)
 
 
 def time_collective(watch: Watch, name: str) -> None:

@@ -172,11 +172,11 @@ def count_bytes(buffer: torch.Tensor) -> int:
 
 def hide_from_compiler(watch: Any) -> None:
     """Keep torch's compiler off the frames of the watch, once it is there; it goes on with what they call."""
-    if "torch._dynamo" in sys.modules:
+    if watch.hidden and "torch._dynamo" in sys.modules:
         from torch._dynamo.eval_frame import skip_code
 
-        for function in watch.hidden:
-            skip_code(function.__code__)
+        while watch.hidden:
+            skip_code(watch.hidden.pop().__code__)
         watch.guard = torch.compiler.disable(watch.guard)
 
 

@@ -145,7 +145,6 @@ class Setup:
         is_asked = private.is_searching(ddp) and torch.is_grad_enabled() and self.watch.is_ours()
         return now() if is_asked else None
 
-    def end_search(self, begin: float | None) -> None:
+    def end_search(self, begin: float) -> None:
         """End the search."""
-        if begin is not None:
-            self.search_s += now() - begin
+        self.search_s += now() - begin

@@ -40,6 +40,7 @@ class Watch:
         names = private.find_differing_names()
         self.unsupported = f"this torch differs in {', '.join(names)}" if names else None
         self.hidden: list[Any] = []
+        """Functions of ours that torch's compiler must not compile."""
         self.setup = Setup(self)
         self.restart()
         os.register_at_fork(after_in_child=self.restart)
@@ -133,10 +134,9 @@ class Watch:
         """Begin a part of the thread that trains, and return the depth with which to leave it."""
         return self.clock.enter(part) if self.is_ours() else None
 
-    def end_part(self, depth: int | None) -> None:
+    def end_part(self, depth: int) -> None:
         """End a part."""
-        if depth is not None:
-            self.clock.leave(depth)
+        self.clock.leave(depth)
 
     def begin_forward(self, ddp: Any) -> int | None:
         """Begin a forward of DDP; with gradients it may end a step, and bring in the hook."""
@@ -166,11 +166,10 @@ class Watch:
         self.setup.loading_since_s = time.thread_time()
         return self.clock.enter("data")
 
-    def end_batch(self, depth: int | None) -> None:
+    def end_batch(self, depth: int) -> None:
         """End the wait for a batch."""
-        if depth is not None:
-            self.setup.loading_s += time.thread_time() - self.setup.loading_since_s
-            self.clock.leave(depth)
+        self.setup.loading_s += time.thread_time() - self.setup.loading_since_s
+        self.clock.leave(depth)
 
     def begin_backward(self, *_tensors: Any) -> int | None:
         """Begin a backward."""
@@ -185,10 +184,8 @@ class Watch:
                 model.begin_backward(ddp)
         return self.clock.enter("backward")
 
-    def end_backward(self, depth: int | None) -> None:
+    def end_backward(self, depth: int) -> None:
         """End a backward: find the models without our hook that it has synchronised."""
-        if depth is None:
-            return
         self.clock.leave(depth)
         self.backwards -= 1
         if self.backwards:

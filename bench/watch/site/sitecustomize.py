@@ -22,18 +22,18 @@ CONFIG_ENV = "_DDP_BENCH_WATCH"
 PACKAGE = "_ddp_bench_watch"
 """Private name of the package that is loaded from its file: `bench`, `report` and `models` are the user's."""
 
-STEPS = {"torch": "install", "torch._dynamo": "hide_from_compiler"}
-"""Functions of the package that follow the import of a module of torch."""
+AWAITED = ("torch", "torch._dynamo")
+"""Modules that the package acts upon, as soon as they are imported."""
 
 
-def call_package(function: str) -> None:
-    """Call a function of the package, loading it at first. Training goes on whatever is raised."""
+def call_package() -> None:
+    """Have the package act, loading it at first. Training goes on whatever is raised."""
     with contextlib.suppress(Exception):
         if PACKAGE not in sys.modules:
             file = os.path.join(RANKS, "__init__.py")  # noqa: PTH118
             spec = importlib.util.spec_from_file_location(PACKAGE, file, submodule_search_locations=[RANKS])
             load(PACKAGE, spec)
-        getattr(sys.modules[PACKAGE], function)(os.environ[CONFIG_ENV])
+        sys.modules[PACKAGE].install(os.environ[CONFIG_ENV])
 
 
 def load(name: str, spec: Any) -> None:
@@ -47,7 +47,7 @@ class Finder(importlib.abc.MetaPathFinder):
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> Any:
         """Return the spec of a module of torch that the watch waits for."""
-        if name not in STEPS:
+        if name not in AWAITED:
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
         spec: Any = next(filter(None, (one.find_spec(name, path, target) for one in others)), None)
@@ -56,7 +56,8 @@ class Finder(importlib.abc.MetaPathFinder):
 
             def exec_module(module: ModuleType) -> None:
                 execute(module)
-                call_package(STEPS[name])
+                if name == "torch" or PACKAGE in sys.modules:  # torch may import the other one on its way
+                    call_package()
 
             with contextlib.suppress(Exception):
                 spec.loader.exec_module = exec_module
@@ -74,7 +75,7 @@ def run_hidden() -> None:
 def begin() -> None:
     """Watch this process as soon as it has torch."""
     if "torch" in sys.modules:
-        call_package("install")
+        call_package()
     sys.meta_path.insert(0, Finder())
 
 
