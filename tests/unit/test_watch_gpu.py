@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 import pytest
-from watched_folders import EXPOSED_S, OWN_S, list_rows, step_rows, training, watched_run, write_rows
+from watched_folders import EXPOSED_S, OWN_S, list_rows, training, watched_run, write_rows
 
 from ddp_bench.bench.findings.watched import conclude_watch
 from ddp_bench.bench.predict.main import main as predict
@@ -151,7 +151,7 @@ def on_gpus(folder, steps):
 
 
 def test_a_host_that_its_gpu_waits_for_is_named_with_what_to_try(tmp_path):
-    steps = [step_rows([OWN_S] * 2, n, probe=False, hooked=False) for n in range(1, 60)]
+    steps = training(59, hook_at=99)
     waits_s, step_s = (sum(OWN_S.values()) + EXPOSED_S - s for s in (OWN_S["data"], 0.0))
     for n, step in enumerate(steps):  # in each second step its forward is queued in time
         for row in step:
@@ -189,8 +189,7 @@ def test_a_watched_training_on_gpus_is_forecast(tmp_path, capsys):
     ("argv", "reason"), [([], "too few probes"), (["--batch-size", "2"], "batch is not known")]
 )
 def test_what_a_watched_training_does_not_tell_is_refused_in_a_line(tmp_path, capsys, argv, reason):
-    steps = [step_rows([OWN_S] * 2, n, probe=False, hooked=False) for n in range(1, 40)]
-    watched_run(on_gpus(tmp_path / "watched", steps))
+    watched_run(on_gpus(tmp_path / "watched", training(39, hook_at=99)))
     assert predict([str(tmp_path / "watched"), "--gpus", "8", "--intra", "nvlink-h100", *argv]) == 2
     said = capsys.readouterr().err
     assert reason in said

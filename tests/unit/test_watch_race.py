@@ -24,7 +24,7 @@ def race(added_s, *, rounds=10, noise=0.01, seed=0, missing=()):
             for place in range(0 if (number, cap) in missing else BLOCK):
                 own = {part: s * pace * draw.lognormvariate(0, noise) for part, s in OWN_S.items()}
                 own["backward"] += added_s[cap] + DISTURBED_S * (place < SKIPPED)
-                step = step_rows([own] * 2, WATCHED + 1 + len(rows), probe=False, hooked=False)
+                step = step_rows([own] * 2, WATCHED + 1 + len(rows))
                 for row in step:
                     row["syncs"][0] |= {"cap": "" if place < SKIPPED else cap, "round": number}
                 rows.append(step)

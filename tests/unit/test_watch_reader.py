@@ -8,7 +8,6 @@ from watched_folders import (
     OWN_S,
     lengthen,
     list_rows,
-    step_rows,
     trained,
     training,
     watched_run,
@@ -99,9 +98,8 @@ def test_ranks_that_were_started_again_are_told_by_their_longest_life(tmp_path):
 
 
 def test_steps_without_probes_are_told_by_parts_alone(tmp_path):
-    made = [step_rows([OWN_S] * 2, n, probe=False, hooked=False) for n in range(1, 30)]
     note = {"kind": "note", "text": "own comm hook: no probes"}
-    run = watched_run(write_rows(tmp_path / "watched", made, note))
+    run = watched_run(write_rows(tmp_path / "watched", training(29, hook_at=99), note))
     assert run.results[0].step_ms.estimate == pytest.approx(1000 * (sum(OWN_S.values()) + EXPOSED_S))
     assert run.results[0].exposed_comm_ms is None
     assert conclude_watch(run).notes[-1] == note["text"]

@@ -1,17 +1,7 @@
 """What is said of settings that cost a watched training time: figures in closed form, lines and arguments."""
 
 import pytest
-from watched_folders import (
-    EACH,
-    EXPOSED_S,
-    OWN_S,
-    lengthen,
-    list_rows,
-    step_rows,
-    training,
-    watched_run,
-    write_rows,
-)
+from watched_folders import EACH, EXPOSED_S, OWN_S, lengthen, list_rows, training, watched_run, write_rows
 
 from ddp_bench.bench.findings.watched import conclude_watch
 
@@ -56,7 +46,7 @@ def test_each_needless_average_costs_its_share_of_what_communication_adds(tmp_pa
 
 
 def test_without_probes_what_an_average_costs_is_not_measured_and_no_saving(tmp_path):
-    made = [step_rows([OWN_S] * 2, n, probe=False, hooked=False, num_syncs=2) for n in range(1, 30)]
+    made = training(29, hook_at=99, num_syncs=2)
     folder = write_rows(tmp_path / "w", with_rows(made, accumulated=1), model={"kept_at": NAME})
     savings, [(what, _)] = said_of(watched_run(folder, with_page=True))
     assert savings == []

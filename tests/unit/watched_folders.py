@@ -15,23 +15,20 @@ HOOK_AT = 15
 EACH = {"forward0": 1, "backward": 1, "sync0": 1, "optimizer0": 1}
 
 
-def step_rows(own_s, n, *, probe, hooked, num_syncs=1, buffers_s=0.0, k=None):
+def step_rows(own_s, n, *, probe=False, hooked=False, num_syncs=1, buffers_s=0.0):
     """The rows of one step of all ranks, of the own work of each; ranks wait for the last one."""
     longest_s, sent_s = max(sum(own.values()) for own in own_s), ALONE_S if probe else EXPOSED_S
     rows = []
     for rank, own in enumerate(own_s):
         waits_s = longest_s - sum(own.values()) + sent_s
         ready_s = sum(own.values()) - own["optimizer"] + buffers_s
-        sync = {"model": 0, "k": k or n, "probe": probe, "bytes": [1000, 3000], "end_s": ready_s + waits_s}
+        sync = {"model": 0, "k": n, "probe": probe, "bytes": [1000, 3000], "end_s": ready_s + waits_s}
         sync |= {"ready_s": [ready_s / 2, ready_s]} if hooked else {}
         sync |= {"alone_s": waits_s} if probe else {}
-        others = [sync | {"k": (k or n) - 1, "probe": False, "alone_s": None, "end_s": ready_s}] * (
-            num_syncs - 1
-        )
+        other = sync | {"k": n - 1, "probe": False, "alone_s": None, "end_s": ready_s}
         parts = own | {"backward": own["backward"] + waits_s, "buffers": buffers_s}
-        row = {"kind": "step", "rank": rank, "n": n, "parts": parts, "signature": EACH}
-        row |= {"step_s": sum(parts.values()), "syncs": [*others, sync]}
-        row |= {"overhead_s": OWN_S_OF_WATCH * (1 + rank)}
+        row = {"kind": "step", "n": n, "step_s": sum(parts.values()), "parts": parts, "signature": EACH}
+        row |= {"syncs": [*[other] * (num_syncs - 1), sync], "overhead_s": OWN_S_OF_WATCH * (1 + rank)}
         rows.append(row)
     return rows
 
@@ -65,15 +62,17 @@ def lengthen(row, **parts_s):
         row["step_s"] += seconds
 
 
-def training(num_steps=80, *, num_ranks=2, noise=0.0, seed=0, late_s=None, late_part="other", **more):
-    """Steps of a training, every fourth a probe from `HOOK_AT` on."""
+def training(
+    num_steps=80, *, num_ranks=2, noise=0.0, seed=0, late_s=None, late_part="other", hook_at=HOOK_AT, **more
+):
+    """Steps of a training, every fourth a probe from `hook_at` on."""
     draw = random.Random(seed)
     steps = []
     for n in range(1, num_steps + 1):
         own = [{k: s * draw.lognormvariate(0, noise) for k, s in OWN_S.items()} for _ in range(num_ranks)]
         if late_s:
             own[-1][late_part] = own[-1].get(late_part, 0.0) + late_s
-        hooked = n > HOOK_AT
+        hooked = n > hook_at
         steps.append(step_rows(own, n, probe=hooked and n % 4 == 0, hooked=hooked, **more))
     return steps
 
