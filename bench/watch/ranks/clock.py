@@ -81,10 +81,13 @@ class PartClock:
     """Parts of one thread since the last cut, on the CPU or on one GPU."""
 
     def __init__(
-        self, make_event: Callable[[], Any] = lambda: None, host_now: Callable[[], float] = perf_counter
+        self,
+        make_event: Callable[[], Any] = lambda: None,
+        host_now: Callable[[], float] = perf_counter,
+        device: str = "cpu",
     ) -> None:
         """Begin a step; `make_event` makes an event that is recorded on the current stream."""
-        self.make_event, self.host_now = make_event, host_now
+        self.make_event, self.host_now, self.device = make_event, host_now, device
         self.open = ["other"]
         self.num_steps = 0
         self.taken = Taken(self.now())
@@ -149,14 +152,11 @@ class PartClock:
         }
 
 
-def find_device() -> str:
-    """Return the current GPU of this process, if it uses one, else the CPU."""
-    is_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
-    return f"cuda:{torch.cuda.current_device()}" if is_gpu else "cpu"
-
-
-def make_clock(device: str) -> PartClock:
-    """Make the clock of this thread on a device."""
+def make_clock() -> PartClock:
+    """Make the clock of this thread, by events of the current GPU if this process uses one."""
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return PartClock()
+    device = f"cuda:{torch.cuda.current_device()}"
 
     def record_event() -> Any:
         if private.is_captured():
@@ -165,4 +165,4 @@ def make_clock(device: str) -> PartClock:
         event.record(torch.cuda.current_stream(device))
         return event
 
-    return PartClock(record_event) if device != "cpu" else PartClock()
+    return PartClock(record_event, device=device)

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from . import private
 from .buckets import Model, make_sync_row
-from .clock import PartClock, Taken, find_device, make_clock
+from .clock import PartClock, Taken, make_clock
 from .rows import Rows
 from .setup import Setup, describe_process
 
@@ -95,12 +95,11 @@ class Watch:
     def is_ours(self, *, begins: bool = False) -> bool:
         """Tell whether this thread trains; the first that begins a part of training does."""
         if not self.thread and begins:
-            self.thread, device = threading.get_ident(), find_device()
-            self.clock = make_clock(device)
-            self.write_start(device)
+            self.thread, self.clock = threading.get_ident(), make_clock()
+            self.write_start()
         return self.thread == threading.get_ident()
 
-    def write_start(self, device: str) -> None:
+    def write_start(self) -> None:
         """Write the row of the process, whose rank is known now."""
         is_group = dist.is_available() and dist.is_initialized()
         self.rows.rank = dist.get_rank() if is_group else int(os.environ.get("RANK", "0"))
@@ -113,7 +112,7 @@ class Watch:
             torch=torch.__version__,
             python=platform.python_version(),
             backend=dist.get_backend() if is_group else None,
-            device=device,
+            device=self.clock.device,
             time_s=time.time(),
             **describe_process(),
         )
