@@ -139,7 +139,7 @@ class Model:
         if index == 0:
             self.begin_sync(hooked=True)
         self.sync["bytes"].append(private.count_bytes(buffer))
-        self.sync["ready_s"].append(self.watch.clock.now())
+        self.sync["ready_s"].append(self.watch.clock.take_moment())
         return bool(self.sync["probe"])
 
     def end_sync(self) -> None:
@@ -170,7 +170,7 @@ class Model:
         """Begin the all-reduces of what is held, in order and as DDP does."""
         held, self.held = self.held, []
         if self.sync.get("probe") and held:
-            self.sync["sent"] = self.watch.clock.now()
+            self.sync["sent"] = self.watch.clock.take_moment()
         for buffer, future in held:
             work = dist.all_reduce(buffer, group=self.group, async_op=True)
             self.sent.append((work, buffer, future))
@@ -189,19 +189,19 @@ class Model:
 
     def note_done(self, sync: dict[str, Any]) -> None:
         """Note that all buckets have been reduced."""
-        sync["done"] = self.watch.clock.now()
+        sync["done"] = self.watch.clock.take_moment()
 
 
 def make_sync_row(sync: dict[str, Any], taken: Taken) -> dict[str, Any]:
     """Return a synchronised backward as its row has it: moments are seconds from the start of its step."""
 
-    def convert(value: Any) -> Any:
+    def to_seconds(value: Any) -> Any:
         if isinstance(value, Moment):
             return round(value.compute_seconds_since(taken.start), 7)
-        return [*map(convert, value)] if isinstance(value, list) else value
+        return [*map(to_seconds, value)] if isinstance(value, list) else value
 
     sent, done = sync.pop("sent", None), sync.pop("done", None)
-    row = {name: convert(value) for name, value in ({"end_s": taken.end} | sync).items()}
+    row = {name: to_seconds(value) for name, value in ({"end_s": taken.end} | sync).items()}
     if sent is not None and done is not None:
         row["alone_s"] = round(done.compute_seconds_since(sent), 7)
     return row

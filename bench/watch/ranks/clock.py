@@ -90,20 +90,20 @@ class PartClock:
         self.make_event, self.host_now, self.device = make_event, host_now, device
         self.open = ["other"]
         self.num_steps = 0
-        self.taken = Taken(self.now())
+        self.taken = Taken(self.take_moment())
         self.line = ""
         """The user's line that began the latest part, in steps that look for it."""
         self.lag_s = 0.0
         """By how much the next step to be described began later by the GPU than by the host."""
 
-    def now(self) -> Moment:
+    def take_moment(self) -> Moment:
         """Return the moment at which the GPU has done all that is queued now."""
         return Moment(self.make_event(), self.host_now())
 
     def enter(self, part: str) -> int:
         """Begin a part and return the depth with which to leave it."""
         lines = self.find_lines(part) if len(self.open) == 1 else ()
-        self.taken.add(self.open[-1], self.now(), lines)
+        self.taken.add(self.open[-1], self.take_moment(), lines)
         self.open.append(part)
         return len(self.open) - 1
 
@@ -120,13 +120,13 @@ class PartClock:
 
     def leave(self, depth: int) -> None:
         """End the part that was begun at this depth, with all that an exception left open in it."""
-        self.taken.add(self.open[-1], self.now())
+        self.taken.add(self.open[-1], self.take_moment())
         del self.open[max(depth, 1) :]
 
     def cut(self) -> Taken:
         """End a step and return it."""
         taken = self.taken
-        taken.add(self.open[-1], self.now())
+        taken.add(self.open[-1], self.take_moment())
         self.taken = Taken(taken.end)
         self.num_steps += 1
         return taken

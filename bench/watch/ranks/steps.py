@@ -178,7 +178,7 @@ class Watch:
         if self.backwards == 1:
             self.count("backward")
             self.setup.note_backward()
-            self.backward_begin = self.clock.now()
+            self.backward_begin = self.clock.take_moment()
             for ddp, model in self.models.items():
                 model.begin_backward(ddp)
         return self.clock.enter("backward")
