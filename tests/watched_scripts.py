@@ -317,9 +317,11 @@ class Averaging(torch.autograd.Function):
 
 
 class Averaged(nn.Sequential):
+    function = Averaging
+
     def forward(self, x):
         for i, layer in enumerate(self):
-            x = layer(x) if i != 4 else Averaging.apply(layer(x))
+            x = layer(x) if i != 4 else self.function.apply(layer(x))
         return x
 
 
@@ -383,13 +385,18 @@ def by_hand():
     return model, train(model, optimizer, step=step)
 
 
-def sharded():
+def over_mesh(wrap):
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
 
-    model = fully_shard(net(), mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    model = wrap(net(), mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     loss = train(model)
     return nn.ParameterList([one.full_tensor() for one in model.parameters()]), loss
+
+
+def sharded():
+    from torch.distributed.fsdp import fully_shard
+
+    return over_mesh(fully_shard)
 
 
 def composed():
@@ -402,11 +409,8 @@ def composed():
 
 def replicated():
     from torch.distributed._composable.replicate_with_fsdp import replicate
-    from torch.distributed.device_mesh import init_device_mesh
 
-    model = replicate(net(), mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-    loss = train(model)
-    return nn.ParameterList([one.full_tensor() for one in model.parameters()]), loss
+    return over_mesh(replicate)
 
 
 def raising_backward():
@@ -414,20 +418,17 @@ def raising_backward():
 
     class Raising(torch.autograd.Function):
         @staticmethod
-        def forward(_, x, _step):
+        def forward(_, x):
             return x.view_as(x)
 
         @staticmethod
         def backward(_, gradient):
             if next(steps) == 11:
                 raise ValueError
-            return gradient, None
+            return gradient
 
     class Broken(Averaged):
-        def forward(self, x):
-            for i, layer in enumerate(self):
-                x = layer(x) if i != 4 else Raising.apply(layer(x), 0)
-            return x
+        function = Raising
 
     steps = iter(range(99))
     with contextlib.suppress(ValueError):

@@ -1,12 +1,10 @@
 """Rows, bucket caps and collectives in the processes of a watched training."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from ddp_bench.bench.watch.launch import is_joined, list_ranks, make_config
 from ddp_bench.bench.watch.ranks.private import keep_traceable
-from ddp_bench.bench.watch.ranks.reducer import format_caps
+from ddp_bench.bench.watch.ranks.reducer import format_cap_mib
 from ddp_bench.bench.watch.ranks.rows import Rows
 
 
@@ -25,22 +23,9 @@ def test_hosts_of_one_name_whose_processes_have_one_number_write_files_of_their_
     assert not is_joined(folder)
 
 
-@pytest.mark.parametrize(
-    ("num_bytes", "cap"),
-    [
-        ([], "default"),
-        ([25 * 2**20], "25"),
-        ([int(0.001 * 2**20)], "0.001"),
-        ([100 * 2**20], "100"),
-        ([3 * 2**19, int(0.1 * 2**20)], "1.5/0.1"),
-    ],
-)
-def test_the_cap_is_that_of_the_script(num_bytes, cap):
-    one, several = (num_bytes or [25 * 2**20])[0], num_bytes if len(num_bytes) > 1 else None
-    ddp = SimpleNamespace(
-        bucket_bytes_cap=one, bucket_bytes_cap_list=several, bucket_bytes_cap_default=len(num_bytes) != 1
-    )
-    assert format_caps(ddp) == cap
+@pytest.mark.parametrize("cap", ["25", "0.001", "100", "1.5", "0.1"])
+def test_a_cap_is_written_as_the_script_has_it(cap):
+    assert format_cap_mib(int(float(cap) * 2**20)) == cap
 
 
 def test_torchs_compiler_rewrites_a_wrapped_collective_as_it_does_the_original():
