@@ -16,17 +16,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-VERDICTS = {0: "pass", 1: "regression", 3: "not comparable", 4: "not measured"}
-"""Verdicts by exit code of a gate that shows no result; any other code is an error."""
-
 HEADING = "## ddp-bench gate: "
 """Beginning of its result; the verdict follows."""
 
 CHOSEN = {one: one for one in ("regression", "missing", "undecided")} | {"nothing to compare": "new"}
 """Verdicts of which the input fail-on chooses, by its words; every other but a pass fails the step."""
 
-USAGE = 2
-"""The gate's exit code for a mistake."""
+USAGE, NOT_MEASURED = 2, 4
+"""The gate's exit codes for a mistake, and for a side that could not be measured."""
 
 MOST_CHARACTERS = 65_000
 """GitHub refuses a comment of more than 65,536."""
@@ -55,10 +52,10 @@ def main() -> int:
 
 
 def read_verdict(code: int, said: str) -> str:
-    """Read the first words of the gate's result, up to a comma or colon; without one, name its exit code."""
+    """Read the first words of the gate's result, up to a comma, a colon or the line's end."""
     if said.startswith(HEADING):
-        return re.split("[,:]", said.removeprefix(HEADING), maxsplit=1)[0].strip().lower()
-    return VERDICTS.get(code, "error")
+        return re.split("[,:\n]", said.removeprefix(HEADING), maxsplit=1)[0].strip().lower()
+    return "not measured" if code == NOT_MEASURED else "error"
 
 
 def run_gate(of_run: list[str], sides: Path) -> tuple[int, str]:

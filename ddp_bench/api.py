@@ -19,7 +19,7 @@ from ddp_bench.bench.common.text import to_json
 from ddp_bench.bench.common.values import parse_fraction, parse_option
 from ddp_bench.bench.gate.main import DEFAULT_THRESHOLD
 from ddp_bench.bench.results import store
-from ddp_bench.bench.results.case_columns import GATED_METRICS, map_units
+from ddp_bench.bench.results.case_columns import map_units
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -89,11 +89,7 @@ def compare(
     gate = gate_of(
         first,
         second,
-        policy=Policy(
-            thresholds=dict.fromkeys(GATED_METRICS, share),
-            ratios_only=ratios_only,
-            allow_missing=allow_missing,
-        ),
+        policy=Policy(threshold=share, ratios_only=ratios_only, allow_missing=allow_missing),
     )
     whole: dict[str, Any] = json.loads(encode_gate(gate))
     rows = []

@@ -1,11 +1,18 @@
-"""Projects of users: a git repository whose second commit is slower; packages that have our names."""
+"""Projects of users: a git repository whose second commit is slower; packages that have our names.
+
+And sides of a gate that run something else.
+"""
 
 import atexit
 import functools
+import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
+
+from ddp_bench.bench.gate.checkouts import Checkout
 
 NET = """
 import torch
@@ -148,3 +155,18 @@ def project_in(folder):
     (folder / "net.py").write_text(OWN_NET)
     (folder / "tokens.py").write_text(TRANSFORMER)
     return folder
+
+
+def start_instead(monkeypatch, **code):
+    """Have each side run this Python in place of its run; by side the arguments and variables it had."""
+    started = {}
+
+    def start(checkout, arguments, log, _environment, output=None):
+        started[checkout.name] = arguments, checkout.environment
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("w") as stderr, Path(output or os.devnull).open("w") as stdout:
+            words = [sys.executable, "-c", code[checkout.name]]
+            return subprocess.Popen(words, stderr=stderr, stdout=stdout, text=True)
+
+    monkeypatch.setattr(Checkout, "start", start)
+    return started

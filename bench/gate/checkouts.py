@@ -138,9 +138,8 @@ def check_out_both(
             path = move_python_path(roots, top, place, python_path=os.environ.get("PYTHONPATH", ""))
             start = move_folder(here, top, place)
             try:
-                start.mkdir(
-                    parents=True, exist_ok=True
-                )  # one that git does not know is empty in the checkout
+                # One that git does not know is empty in the checkout.
+                start.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise UsageError(
                     f"--interleave: {reference} has no folder {start.relative_to(place)} ({error.strerror}); "

@@ -6,6 +6,7 @@ import argparse
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ..common import cli, values
@@ -18,12 +19,13 @@ from ..results.commands import name_training
 from ..results.run_folder import write_output
 from . import output as gate_output
 from . import page as gate_page
-from .compare import Gate, compare
+from .compare import compare
 from .decide import Policy
 from .interleave import measure_launches, show_plan
 from .junit import write_junit, write_junit_error
 from .main import DEFAULT_LAUNCHES, DEFAULT_THRESHOLD
 from .preflight import check_places, read_environment
+from .result import Gate
 from .runs import GateRun, read_run
 from .sides import Request
 
@@ -38,11 +40,11 @@ def run_gate(options: argparse.Namespace, given: Sequence[str]) -> int:
         if options.junit is not None:
             _write(options.junit, write_junit_error(error), "--junit")
         if isinstance(error, NotComparableError) and not options.quiet:
-            reason, label = str(error), error.label
-            show_on_github(
-                [Annotation("warning", cli.get_message_prefix(), reason)],
-                lambda: f"## {cli.get_message_prefix()}: {label}\n\n{escape_markdown(reason)}",
-            )
+            prefix, reason = cli.get_message_prefix(), str(error)
+            said = f"## {prefix}: {error.label}\n\n{escape_markdown(reason)}"
+            show_on_github([Annotation("warning", prefix, reason)], lambda: said)
+            if options.markdown:
+                print(said)
         if isinstance(error, NothingToCompareError) and options.allow_new:
             cli.print_message(f"{error.label}: {error}")
             return ExitCode.OK
@@ -52,26 +54,15 @@ def run_gate(options: argparse.Namespace, given: Sequence[str]) -> int:
 def _compare_sides(options: argparse.Namespace, given: Sequence[str]) -> int:
     rest = given[given.index("--") :] if "--" in given else []
     policy, asked = read_policy(options), _read_request(options, rest[1:])
-
-    def compare_pair(first: GateRun, second: GateRun) -> Gate:
-        return compare(
-            first,
-            second,
-            policy=policy,
-            looks=asked.looks if asked else (),
-            asked=given if asked else None,
-            environments=asked.environments if asked else (),
-        )
-
     if asked is None:
-        first, second = _load_runs(options, rest)
+        gate = compare(*_load_runs(options, rest), policy=policy)
     elif options.dry_run:
         show_plan(asked)
         return ExitCode.OK
     else:
-        first, second = measure_launches(asked, gate_of=compare_pair, out=options.out, quiet=options.quiet)
-    gate = compare_pair(first, second)
-    _report_gate(options, gate, first, second)
+        compare_pair = partial(compare, policy=replace(policy, looks=asked.looks), asked=given)
+        gate = measure_launches(asked, gate_of=compare_pair, out=options.out, quiet=options.quiet)
+    _report_gate(options, gate)
     return gate.exit_code
 
 
@@ -102,25 +93,21 @@ def _read_request(options: argparse.Namespace, arguments: Sequence[str]) -> Requ
     )
 
 
-def _report_gate(options: argparse.Namespace, gate: Gate, first: GateRun, second: GateRun) -> None:
+def _report_gate(options: argparse.Namespace, gate: Gate) -> None:
     """Write and print what was asked for."""
     if options.junit is not None:
-        _write(options.junit, write_junit(gate, allow_missing=options.allow_missing), "--junit")
-
-    def render_markdown() -> str:
-        return gate_page.render_markdown(gate, first, second)
-
+        _write(options.junit, write_junit(gate), "--junit")
     if options.html is not None:
-        _write(options.html, render.render_html(gate_page.make_page(gate, first, second)), "--html")
+        _write(options.html, render.render_html(gate_page.make_page(gate)), "--html")
     if not options.quiet:
-        show_on_github(gate_output.make_annotations(gate), render_markdown)
+        show_on_github(gate_output.make_annotations(gate), lambda: gate_page.render_markdown(gate))
     if options.json:
         print(gate_output.encode_gate(gate))
     elif options.markdown:
-        print(render_markdown())
+        print(gate_page.render_markdown(gate))
     elif not options.quiet:
-        page = gate_output.make_outline(gate)
-        following = name_training(page.following, first.manifest.watched)
+        page = gate_page.make_outline(gate)
+        following = name_training(page.following, gate.baseline.manifest.watched)
         terminal.print_page(replace(page, following=following))
 
 
@@ -142,8 +129,8 @@ def read_policy(options: argparse.Namespace) -> Policy:
             )
         named[name] = values.parse_option("threshold", values.parse_fraction, share)
     return Policy(
-        thresholds=dict.fromkeys(GATED_METRICS, named.pop("", DEFAULT_THRESHOLD)) | named,
-        named=frozenset(named),
+        threshold=named.pop("", DEFAULT_THRESHOLD),
+        named=named,
         ratios_only=options.ratios_only,
         strict=options.strict,
         allow_missing=options.allow_missing,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from ..common.errors import ExitCode
 from ..results.columns import Metric
 from .judge import Change, EndErrors
+from .main import DEFAULT_THRESHOLD
 
 Word: TypeAlias = Literal["pass", "regression", "missing", "undecided", "not comparable"]
 
@@ -37,15 +38,17 @@ EXIT_CODES: Mapping[Word, ExitCode] = {
 class Policy:
     """Metrics and changes that can fail a gate."""
 
-    thresholds: Mapping[str, float]
-    """The change that matters, by metric, a fraction."""
-    named: frozenset[str] = frozenset()
-    """Metrics whose threshold was named: they can fail it beside the rate."""
+    threshold: float = DEFAULT_THRESHOLD
+    """The change that matters, a fraction."""
+    named: Mapping[str, float] = field(default_factory=dict)
+    """The same of metrics that were named: they can fail it beside the rate."""
     ratios_only: bool = False
     """True where the speed-up decides in place of the rate: it compares across machines."""
     strict: bool = False
     """True where every metric can fail it."""
     allow_missing: bool = False
+    looks: Sequence[int] = ()
+    """Numbers of launches after which an interleaved gate may end; each costs width."""
 
     @property
     def rate(self) -> str:
@@ -56,28 +59,29 @@ class Policy:
         """Return whether a change of this metric can fail the gate; all others inform."""
         return self.strict or metric.name == self.rate or metric.name in self.named
 
-    def divide_error(self, num_changes: int, shares: EndErrors) -> EndErrors:
-        """Return what each interval that can fail the gate may err by at a look with these shares.
+    def divide_error(self, num_changes: int, num_launches: int) -> EndErrors:
+        """Return what each interval that can fail the gate may err by after so many launches.
 
         Any change can make the gate a regression, so they divide the error (Bonferroni). A pass needs every
         one of them, so each may have all of it (intersection-union test; Berger, 1982).
         """
+        shares = self.compute_look_shares(num_launches)
         return EndErrors(MAX_ERROR * shares.worse, MAX_ERROR * shares.better / max(num_changes, 1))
 
+    def compute_look_shares(self, num_launches: int) -> EndErrors:
+        """Return the shares of the error that the look after so many launches has, or the next one.
 
-def compute_look_shares(looks: Sequence[int], num_launches: int) -> EndErrors:
-    """Return the shares of the error that the look after so many launches has, or the next one.
-
-    The first has the largest share of a pass's error: most gates are of equal code, and end there. The last
-    has that of a regression's: few launches that scatter little by chance call nothing.
-    """
-    if len(looks) < 2:
-        return EndErrors(1.0, 1.0)
-    rest = (1 - MAX_LOOK_SHARE) / (len(looks) - 1)
-    return EndErrors(
-        MAX_LOOK_SHARE if num_launches <= looks[0] else rest,
-        MAX_LOOK_SHARE if num_launches > looks[-2] else rest,
-    )
+        The first has the largest share of a pass's error: most gates are of equal code, and end there. The
+        last has that of a regression's: few launches that scatter little by chance call nothing.
+        """
+        looks = self.looks
+        if len(looks) < 2:
+            return EndErrors(1.0, 1.0)
+        rest = (1 - MAX_LOOK_SHARE) / (len(looks) - 1)
+        return EndErrors(
+            MAX_LOOK_SHARE if num_launches <= looks[0] else rest,
+            MAX_LOOK_SHARE if num_launches > looks[-2] else rest,
+        )
 
 
 @dataclass(frozen=True)

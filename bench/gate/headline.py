@@ -6,21 +6,16 @@ from collections import Counter
 from collections.abc import Mapping
 
 from ..common.cli import NextStep
+from ..common.errors import ExitCode
 from ..common.numbers import format_count
 from ..common.text import begin_sentence, format_list
-from ..page.page import BAD, GOOD, UNSURE, Tone
-from .compare import Gate
+from ..page.page import BAD, GOOD, UNSURE
 from .decide import Word
 from .judge import Change
+from .result import Gate
 from .wording import describe_change, describe_size
 
-TONES: Mapping[Word, Tone] = {
-    "pass": GOOD,
-    "regression": BAD,
-    "missing": BAD,
-    "undecided": UNSURE,
-    "not comparable": UNSURE,
-}
+TONES = {ExitCode.OK: GOOD, ExitCode.FAILED: BAD, ExitCode.UNDECIDED: UNSURE}
 
 NEXT_STEPS: Mapping[Word, str] = {
     "pass": "accept the candidate: no case is slower by the limit or more",
@@ -65,8 +60,8 @@ def _describe_reason(gate: Gate) -> str:
     judged = judged[::-1] if judged[-1].verdict == "improved" else judged
     first = judged[0]
     worst = next((c for c in judged if (c.verdict, c.metric) == (first.verdict, "images_per_s")), first)
-    if gate.needs_more_launches and gate.lacks_launches:
-        return f"{describe_size(worst)} after {gate.num_launches} of at least {gate.looks[0]} launches"
+    if gate.needs_more_launches and gate.num_lacking:
+        return f"{describe_size(worst)} after {gate.num_launches} of at least {gate.num_lacking} launches"
     if gate.needs_more_launches and not worst.suspected:
         return _describe_worst(worst)
     others = Counter(

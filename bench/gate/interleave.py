@@ -22,9 +22,9 @@ from ..common.turns import PROOFS_ENV, serve_turns
 from ..findings.cautions import describe_load, is_busy
 from ..machine.load import compute_loads, read_load
 from .checkouts import Checkout, check_loaded
-from .code import Code, check_one_code
-from .compare import Gate
-from .machine import add_load
+from .code import check_one_code, describe_same_code, name_sides
+from .machine import add_conditions
+from .result import Gate
 from .runs import GateRun, merge_sides, read_run
 from .sides import END_TIMEOUT_S, Request, check_out_sides, make_failure
 
@@ -42,8 +42,8 @@ def measure_launches(
     gate_of: Callable[[GateRun, GateRun], Gate],
     out: Path | None = None,
     quiet: bool = False,
-) -> tuple[GateRun, GateRun]:
-    """Measure baseline and candidate interleaved; return each with the rounds of all launches.
+) -> Gate:
+    """Measure baseline and candidate interleaved; return the gate of all launches.
 
     Both are launched until `gate_of` them is decided, which is asked after each number of launches in the
     looks, or until no further launch fits into the time. `out` is a folder that keeps the results. Raises
@@ -72,23 +72,23 @@ def measure_launches(
             console.show_progress("baseline and candidate, interleaved", done / looks[-1], how_far)
             load, folder = read_load(), out / f"launch{done + 1}"
             runs = measure_in_turns(checkouts, arguments, folder, seed=done + 1)
-            launches.append(add_load(runs, compute_loads([load], [read_load()])))
+            runs = add_conditions(runs, asked.environments, compute_loads([load], [read_load()]))
+            launches.append(runs)
             longest_s = max(longest_s, time.monotonic() - before_s)
             if not done:
                 # What is proved once is not proved anew.
                 places = [{PROOFS_ENV: str(folder.absolute() / side.name)} for side in checkouts]
                 checkouts = checkouts[0].add_variables(places[0]), checkouts[1].add_variables(places[1])
-                ours, theirs = (run.manifest for run in launches[0])
                 if checkouts[0].moved is not None:
-                    check_loaded(ours, *checkouts[0].moved)
-                code = Code(ours, theirs, interleaved=True, environments=asked.environments)
-                _print_notes(console, code.name_sides(), code.describe_same_code())
+                    check_loaded(runs[0].manifest, *checkouts[0].moved)
+                _print_notes(console, name_sides(*runs), describe_same_code(*runs, interleaved=True))
             gate = gate_of(*merge_sides(launches))
             if done + 1 in looks and not gate.needs_more_launches:
                 break
         for side in zip(*launches, strict=True):
-            check_one_code([run.manifest for run in side])
-        return merge_sides(launches)
+            check_one_code(side)
+        assert gate is not None, "the first launch is made in any case"
+        return gate
 
 
 def _print_notes(console: Console, *lines: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
@@ -19,10 +18,9 @@ from ..results.case_columns import GATED_METRICS
 from ..results.columns import Metric
 from ..results.comparisons import FASTER, SLOWER, classify_ratio
 from ..results.metrics import EXPOSED_COMM
-from ..results.round_times import ByRound
 from ..stats.fit import estimate_difference
 from ..stats.interval import Estimate, Interval, add_between_run_variance, average_launches
-from .runs import LAUNCH_OFFSET, GateCase
+from .runs import GateCase, Rounds
 
 Verdict: TypeAlias = Literal[
     "regressed",
@@ -132,19 +130,24 @@ def compare_metric(
     *,
     errors: EndErrors,
     threshold: float,
-    blocked: str,
+    obstacle: str,
     interleaved: bool,
     decides: bool = True,
 ) -> Change:
     """Judge a metric of a case in the baseline (`ours`) and the candidate (`theirs`).
 
-    `blocked` says why figures must not be compared; one that does not decide informs. Figures of
+    `obstacle` says why figures must not be compared; one that does not decide informs. Figures of
     `interleaved` runs are compared within rounds and launches, those of others as each run fitted them, with
     how much each run changed within itself.
     """
     before, after = ours.rounds[metric.name], theirs.rounds[metric.name]
-    measured = replace(
-        make_change(ours, theirs, "not comparable"),
+    estimators = ours.result.exposed_by, theirs.result.exposed_by
+    if metric.name == EXPOSED_COMM and not obstacle and len(set(estimators)) > 1:
+        obstacle = "exposed communication is estimated by {} in the baseline, by {} in the candidate".format(
+            *estimators
+        )
+    found = replace(
+        make_change(ours, theirs, "not comparable", obstacle),
         metric=metric.name,
         baseline=_get_typical(ours, metric, as_fitted=not interleaved),
         candidate=_get_typical(theirs, metric, as_fitted=not interleaved),
@@ -152,19 +155,17 @@ def compare_metric(
         num_rounds=(len(before), len(after)),
         decides=decides,
     )
-    estimators = ours.result.exposed_by, theirs.result.exposed_by
-    if metric.name == EXPOSED_COMM and not blocked and len(set(estimators)) > 1:
-        blocked = "exposed communication is estimated by {} in the baseline, by {} in the candidate".format(
-            *estimators
-        )
-    if blocked:
-        return replace(measured, reason=blocked)
+    if obstacle:
+        return found
     if not metric.has_interval:
-        found = _judge_ratio(measured, Interval(after[0] / before[0], math.nan, math.nan), metric)
+        (was,), (now,) = before.values(), after.values()
+        found = _judge_ratio(found, Interval(now / was, math.nan, math.nan), metric)
     elif interleaved:
-        found = _compare_interleaved(measured, ours, theirs, metric, errors)
+        difference, baseline, candidate = _pair_rounds(ours, theirs, metric)
+        sides = replace(found, baseline=baseline, candidate=candidate)
+        found = _judge_difference(sides, difference, metric, errors)
     else:
-        found = _compare_separate(measured, ours, theirs, metric, errors)
+        found = _judge_difference(found, _subtract_fits(ours, theirs, metric), metric, errors)
     if has_shared_devices(ours, theirs):
         return replace(found, verdict="not gated", reason="its devices are shared")
     if not decides and found.verdict in ("regressed", "improved"):
@@ -185,49 +186,45 @@ def has_shared_devices(ours: GateCase, theirs: GateCase) -> bool:
     return ours.result.oversubscribed or theirs.result.oversubscribed
 
 
-def _compare_interleaved(
-    measured: Change, ours: GateCase, theirs: GateCase, metric: Metric, errors: EndErrors
-) -> Change:
-    """Judge interleaved runs: pairs within rounds, then over the launches."""
+def _pair_rounds(ours: GateCase, theirs: GateCase, metric: Metric) -> tuple[Estimate, float, float]:
+    """Estimate how interleaved sides differ, of pairs within rounds; and typical values of both."""
     before, after = ours.rounds[metric.name], theirs.rounds[metric.name]
     if metric.relative_to:
         steps = ours.rounds[metric.relative_to]
         common = before.keys() & after.keys() & steps.keys()
-        found = estimate_launches({r: (after[r] - before[r]) / steps[r] for r in common})
+        found = estimate_launches({key: (after[key] - before[key]) / steps[key] for key in common})
         baseline = statistics.median(before.values())
-        candidate = baseline + found.value * statistics.median(steps.values())
-    else:
-        common = after.keys() & before.keys()
-        found = estimate_launches({r: math.log(after[r] / before[r]) for r in common})
-        candidate, baseline = find_typical_sides(after, before, math.exp(found.value))
-    return _judge_difference(replace(measured, baseline=baseline, candidate=candidate), found, metric, errors)
+        return found, baseline, baseline + found.value * statistics.median(steps.values())
+    common = after.keys() & before.keys()
+    found = estimate_launches({key: math.log(after[key] / before[key]) for key in common})
+    candidate, baseline = find_typical_sides(after, before, math.exp(found.value))
+    return found, baseline, candidate
 
 
-def _compare_separate(
-    measured: Change, ours: GateCase, theirs: GateCase, metric: Metric, errors: EndErrors
-) -> Change:
-    """Judge separate runs: the fits of both, and how much each changed within itself."""
+def _subtract_fits(ours: GateCase, theirs: GateCase, metric: Metric) -> Estimate | None:
+    """Subtract the fits of separate runs, widened by how much each changed within itself; None without."""
     if metric.name not in ours.fitted or metric.name not in theirs.fitted:
-        return replace(measured, verdict="undecided", reason="too few rounds for an interval")
-    fits = ours.fitted[metric.name], theirs.fitted[metric.name]
+        return None
+    alone, scale = theirs.fitted[metric.name].subtract(ours.fitted[metric.name]), 1.0
     series = [
         np.array([one for _, one in sorted(side.rounds[metric.name].items())]) for side in (ours, theirs)
     ]
-    alone, scale = fits[1].subtract(fits[0]), 1.0
     if metric.relative_to:
         scale = 1 / statistics.median(ours.rounds[metric.relative_to].values())
     else:
         series = [np.log(one) for one in series]
-    whole = add_between_run_variance(alone, *series).scale(scale)
-    return _judge_difference(measured, whole, metric, errors)
+    return add_between_run_variance(alone, *series).scale(scale)
 
 
-def _judge_difference(measured: Change, found: Estimate, metric: Metric, errors: EndErrors) -> Change:
+def _judge_difference(measured: Change, found: Estimate | None, metric: Metric, errors: EndErrors) -> Change:
     """Judge what differs: a logarithm, or, in parts of a step, one less a ratio."""
+    unknown = replace(measured, verdict="undecided", reason="too few rounds for an interval")
+    if found is None:
+        return unknown
     reach = errors.compute_interval(found, metric)
     ratio = reach.shift(1.0) if metric.relative_to else reach.exponentiate()
     if not math.isfinite(found.error):
-        return replace(measured, verdict="undecided", reason="too few rounds for an interval", ratio=ratio)
+        return replace(unknown, ratio=ratio)
     freedom = found.freedom if math.isfinite(found.freedom) else None
     return _judge_ratio(replace(measured, error=found.error, freedom=freedom), ratio, metric)
 
@@ -245,15 +242,15 @@ def _judge_ratio(measured: Change, ratio: Interval, metric: Metric) -> Change:
     return replace(measured, verdict=verdict, reason=reason, ratio=ratio)
 
 
-def estimate_launches(by_round: Mapping[int, float]) -> Estimate:
+def estimate_launches(by_round: Rounds) -> Estimate:
     """Estimate how two interleaved sides differ, of the rounds of all launches; see `average_launches`."""
     launches: dict[int, list[float]] = {}
-    for r in sorted(by_round):
-        launches.setdefault(r // LAUNCH_OFFSET, []).append(by_round[r])
+    for launch, r in sorted(by_round):
+        launches.setdefault(launch, []).append(by_round[launch, r])
     return average_launches([estimate_difference(differences) for differences in launches.values()])
 
 
-def find_typical_sides(numerator: ByRound, denominator: ByRound, ratio: float) -> tuple[float, float]:
+def find_typical_sides(numerator: Rounds, denominator: Rounds, ratio: float) -> tuple[float, float]:
     """Numerator and denominator of a typical round, whose quotient is `ratio`.
 
     Medians of the sides by themselves can contradict the median of the ratios within rounds. So the level
@@ -261,7 +258,7 @@ def find_typical_sides(numerator: ByRound, denominator: ByRound, ratio: float) -
     figures.
     """
     common = numerator.keys() & denominator.keys()
-    level = statistics.median(math.sqrt(numerator[r]) * math.sqrt(denominator[r]) for r in common)
+    level = statistics.median(math.sqrt(numerator[key]) * math.sqrt(denominator[key]) for key in common)
     return level * math.sqrt(ratio), level / math.sqrt(ratio)
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree import ElementTree as ET
 
-from ..common.errors import NotComparableError, UsageError
+from ..common.errors import ExitCode, NotComparableError, UsageError
 from ..common.text import escape_controls
-from .compare import Gate
+from .code import name_sides
+from .decide import decide
 from .headline import describe_verdict
 from .judge import Change
-from .more import estimate_duration_s
+from .result import Gate
 from .wording import describe_change, format_change
 
 
-def write_junit(gate: Gate, *, allow_missing: bool) -> str:
+def write_junit(gate: Gate) -> str:
     """Every case of the baseline: what regressed or is missing has failed, what is undecided was skipped.
 
     Where conditions differ, nothing is known of any case, and all are skipped.
@@ -25,20 +26,19 @@ def write_junit(gate: Gate, *, allow_missing: bool) -> str:
     for comparison in gate.comparisons:
         by_case.setdefault(comparison.case_id, []).append(comparison)
     suite = ET.Element("testsuite", name="ddp-bench gate", tests=str(len(by_case)), errors="0")
-    if (created := gate.code.candidate.created_utc) is not None:
+    if (created := gate.candidate.manifest.created_utc) is not None:
         suite.set("timestamp", created)
-    sides = (gate.code.baseline, gate.code.candidate)
-    if (each_s := estimate_duration_s(sides, in_turns=gate.interleaved)) is not None:
-        suite.set("time", f"{gate.num_launches * each_s:.1f}")
-    told = ET.SubElement(suite, "properties")
+    if gate.launch_s is not None:
+        suite.set("time", f"{gate.num_launches * gate.launch_s:.1f}")
+    told, compared = ET.SubElement(suite, "properties"), name_sides(gate.baseline, gate.candidate)
     machine = "; ".join((*gate.machine, *gate.cautions))
-    for name, value in (("compared", gate.code.name_sides()), ("machine", machine)):
+    for name, value in (("compared", compared), ("machine", machine)):
         ET.SubElement(told, "property", name=name, value=escape_controls(value))
     for case_id, found in by_case.items():
         case = ET.SubElement(
             suite, "testcase", classname="ddp-bench.gate", name=escape_controls(found[0].label or case_id)
         )
-        kind, why = _classify_outcome(gate, found, allow_missing=allow_missing)
+        kind, why = _classify_outcome(gate, found)
         if kind:
             ET.SubElement(case, kind, message=escape_controls(why))
         rows = (f"{c.column.label}: {c.verdict} {format_change(c)}".rstrip() for c in found if c.column)
@@ -47,7 +47,7 @@ def write_junit(gate: Gate, *, allow_missing: bool) -> str:
         suite.set(name, str(len(suite.findall(f"testcase/{kind}"))))
     ET.SubElement(
         suite, "system-out"
-    ).text = f"{escape_controls(describe_verdict(gate))}\n{escape_controls(gate.code.name_sides())}"
+    ).text = f"{escape_controls(describe_verdict(gate))}\n{escape_controls(compared)}"
     ET.indent(suite)
     return ET.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
@@ -64,16 +64,13 @@ def write_junit_error(error: UsageError) -> str:
     return ET.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _classify_outcome(gate: Gate, found: Sequence[Change], *, allow_missing: bool) -> tuple[str, str]:
-    """`failure`, `skipped` or nothing, and why."""
-    bad = {name: [c for c in found if c.verdict == name] for name in ("regressed", "missing")}
-    if bad["regressed"] or (bad["missing"] and not (allow_missing or gate.conditions_block)):
-        return "failure", "; ".join(map(describe_change, bad["regressed"] + bad["missing"]))
-    left = [
-        c for c in found if c in gate.undecided or c.verdict in ("missing", "not comparable", "not gated")
-    ]
-    if not left:
+def _classify_outcome(gate: Gate, found: Sequence[Change]) -> tuple[str, str]:
+    """Classify what is known of a case: `failure`, `skipped` or nothing, and why."""
+    decision = decide(found, gate.policy)
+    if decision.verdict == "pass" and not gate.conditions_block:
         return "", ""
-    first = left[0]
+    if decision.exit_code == ExitCode.FAILED and not gate.conditions_block:
+        return "failure", "; ".join(map(describe_change, decision.reasons))
+    first = (*decision.reasons, *found)[0]
     what = describe_change(first) if first.ratio or first.column is None else first.name
     return "skipped", f"{first.verdict}: {what}" + (f" ({first.reason})" if first.column else "")

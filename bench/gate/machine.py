@@ -17,11 +17,16 @@ GATE_CAUTIONS = ("other load", "slowed GPUs")
 """Cautions of a run that speak against comparing it with another, too."""
 
 
-def add_load(sides: Sequence[GateRun], load: Sequence[Load]) -> tuple[GateRun, GateRun]:
-    """Return both sides with what other programs used of the cores while the two took turns."""
+def add_conditions(
+    sides: Sequence[GateRun], variables: Sequence[Mapping[str, str]], load: Sequence[Load]
+) -> tuple[GateRun, GateRun]:
+    """Return both sides with their own variables, and what other programs used of the cores meanwhile."""
     # What a run reads of the minute before it is the gate's previous launch.
     told = {"load": tuple(load), "load_before": None}
-    ours, theirs = (replace(side, manifest=structs.replace(side.manifest, **told)) for side in sides)
+    ours, theirs = (
+        replace(side, manifest=structs.replace(side.manifest, **told), variables=own)
+        for side, own in zip(sides, variables, strict=True)
+    )
     return ours, theirs
 
 

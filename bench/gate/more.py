@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import scipy
@@ -19,8 +19,10 @@ from ..plan.resolve import write_options
 from ..results.commands import COMMAND_MEANING, rewrite_command, write_command, write_watch_comparison
 from ..stats.interval import Estimate
 from .checkouts import WORKING_TREE
+from .code import is_same_code
 from .judge import Change, EndErrors
 from .main import DEFAULT_LAUNCHES
+from .result import NOT_IN_CANDIDATE, Gate
 from .runs import PLANNED_COLUMNS, SWEPT_COLUMNS
 
 MAX_LAUNCHES = 60
@@ -50,51 +52,62 @@ class DecidingCommand(NextStep):
     """Minutes that it takes, about; None where the runs do not tell."""
 
 
-def propose_command(
-    sides: tuple[Manifest, Manifest],
-    undecided: Sequence[Change],
-    *,
-    errors: EndErrors,
-    launches: int,
-    lacking: int,
-    asked: Sequence[str] | None,
-) -> DecidingCommand:
-    """Return the command that would decide the `undecided` comparisons.
+def propose_command(gate: Gate) -> DecidingCommand | None:
+    """Return the command that decides a gate, makes its sides comparable, or tells the code from the machine.
 
-    Args:
-        sides: the manifests of baseline and candidate, or of their first launch.
-        undecided: comparisons without a verdict.
-        errors: of each interval, at a single look.
-        launches: how many there were; 0 of runs that did not take turns.
-        lacking: the launches of its first look, where time ended the gate before that; else 0.
-        asked: what was typed behind the name of an interleaved gate.
+    None where none of ours does.
     """
-    argv = [*shlex.split(format_command("gate")), *(asked or ())]
-    once = dict.fromkeys(UNREPEATED_OPTIONS)
-    each_s = estimate_duration_s(sides, in_turns=launches > 0)
+    sides, verdict = (gate.baseline.manifest, gate.candidate.manifest), gate.decision.verdict
+    if gate.needs_more_launches and not all(side.watched for side in sides):
+        return _propose_launches(gate)
+    gaps = SWEPT_COLUMNS if any(c.reason == NOT_IN_CANDIDATE for c in gate.comparisons) else ()
+    if gate.obstacle or (verdict == "missing" and gaps and not gate.interleaved):
+        return measure_alike(*sides, [*(one.name for one in gate.blocking), *gaps])
+    has_changed = gate.differences or not is_same_code(*sides)
+    if has_changed and not gate.interleaved and (gate.undecided or verdict == "regression"):
+        return write_distinguishing_command(*sides, gate.candidate.path)
+    return None
+
+
+def _propose_launches(gate: Gate) -> DecidingCommand:
+    """Return the command that would decide the undecided comparisons of a gate."""
+    sides = gate.baseline.manifest, gate.candidate.manifest
     busy = next((side for side in sides if side.settings.device != "cuda" and is_busy(side)), None)
-    if busy is not None or lacking:
-        whole = rewrite_command(argv, **once) if asked is not None else write_interleave_command(*sides)
-        minutes = round(lacking * each_s / 60, 1) if lacking and each_s is not None else None
+    if busy is not None or gate.num_lacking:
+        whole, minutes = _write_gate(gate), _estimate_min(gate, gate.num_lacking)
         time = "more time" if minutes is None else f"about {math.ceil(minutes)} min"
-        enough = f"give the gate {time} ({format_count(lacking, 'launch')})" if lacking else "then gate again"
+        lacking = format_count(gate.num_lacking, "launch")
+        enough = f"give the gate {time} ({lacking})" if gate.num_lacking else "then gate again"
         free = f"free the machine first: {describe_load(busy)}; " if busy else ""
         return DecidingCommand(f"{free}{enough}{_explain(whole)}", whole, minutes)
-    wanted = max(_estimate_launches(one, launches, errors) for one in undecided)
+    can_fail = sum(c.decides and c.column is not None and c.column.has_interval for c in gate.comparisons)
+    errors = replace(gate.policy, looks=()).divide_error(can_fail, 0)
+    launches = gate.num_launches * gate.interleaved
+    wanted = max(_estimate_launches(one, launches, errors) for one in gate.undecided)
     if wanted > MAX_LAUNCHES:
         why = "find what disturbs this machine, then gate again: more launches would take over an hour"
         return DecidingCommand(why, format_command("doctor"))
-    if asked is None and sides[1].link:
+    if gate.asked is None and sides[1].link:
         longer = write_command(sides[1], rounds=str(MAX_LAUNCHES), out=None)
         return DecidingCommand("measure more rounds: this command would decide it", longer)
-    if asked is None:
-        whole = write_interleave_command(*sides, "--launches", str(wanted))
-    else:
-        whole = rewrite_command(argv, **{**once, "launches": str(wanted)})
-    minutes = None if each_s is None else round(wanted * each_s / 60, 1)
+    whole, minutes = _write_gate(gate, launches=str(wanted)), _estimate_min(gate, wanted)
     took = "" if minutes is None else f" in about {math.ceil(minutes)} min"
     why = f"measure {wanted} launches, interleaved: this command would decide it{took}{_explain(whole)}"
     return DecidingCommand(why, whole, minutes)
+
+
+def _write_gate(gate: Gate, **changes: str) -> str:
+    """Write the interleaved gate anew, or one of two results folders as interleaved."""
+    if gate.asked is None:
+        options = (word for name, value in changes.items() for word in (f"--{name}", value))
+        return write_interleave_command(gate.baseline.manifest, gate.candidate.manifest, *options)
+    argv = [*shlex.split(format_command("gate")), *gate.asked]
+    return rewrite_command(argv, **{**dict.fromkeys(UNREPEATED_OPTIONS), **changes})
+
+
+def _estimate_min(gate: Gate, launches: int) -> float | None:
+    """Estimate the minutes of so many launches; None of none, and where the manifests do not tell."""
+    return round(launches * gate.launch_s / 60, 1) if launches and gate.launch_s is not None else None
 
 
 def measure_alike(
@@ -140,15 +153,6 @@ def _explain(whole: str) -> str:
     return "".join(f"; {word} is {what}" for word, what in words.items() if f" {word} " in whole)
 
 
-def estimate_duration_s(sides: Sequence[Manifest], *, in_turns: bool) -> float | None:
-    """Return the seconds that a launch took, or two separate runs; None where a manifest does not tell."""
-    found = [side.timing.total_s for side in sides if side.timing.total_s is not None]
-    if len(found) < len(sides):
-        return None
-    # Runs in turns wait for each other: each has taken as long as both.
-    return max(found) if in_turns else sum(found)
-
-
 def is_interleaved(runs: Sequence[Manifest]) -> bool:
     """Tell whether these manifests are of runs that one gate interleaved, and of no others.
 
@@ -188,11 +192,7 @@ def _estimate_launches(one: Change, launches: int, errors: EndErrors) -> int:
     if math.isfinite(freedom):
         scatter *= math.sqrt(freedom / scipy.special.chdtri(freedom, MIN_CERTAINTY))
     for wanted in range(max(launches + 1, DEFAULT_LAUNCHES[0]), MAX_LAUNCHES + 1):
-        if (
-            Estimate(0.0, scatter / math.sqrt(wanted), wanted - 1)
-            .compute_quantile_interval(error, error)
-            .high
-            <= reach
-        ):
+        expected = Estimate(0.0, scatter / math.sqrt(wanted), wanted - 1)
+        if expected.compute_quantile_interval(error, error).high <= reach:
             return wanted
     return MAX_LAUNCHES + 1

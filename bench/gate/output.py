@@ -1,4 +1,4 @@
-"""A gate in words: one sentence, what to read before and after the table, the table; and JSON."""
+"""A gate in words: what to read before and after its table; for GitHub; and as JSON."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from ..common.errors import ExitCode
 from ..common.numbers import format_count
 from ..common.text import begin_sentence, escape_controls, format_list, to_json
 from ..findings.wording import CPU_STAND_IN
-from ..page.page import Heading, Page, Table
-from .compare import Gate
+from .code import describe_same_code, make_code_record, name_sides
 from .decide import INFORMATIVE_ERRORS, MAX_ERROR
-from .headline import TONES, describe_verdict, get_next_step
-from .watched import make_cards, tabulate_parts
-from .wording import describe_change, format_row
+from .headline import describe_verdict
+from .result import Gate
+from .wording import describe_change
 
 NOT_INTERLEAVED = "The runs were not interleaved: a change may be the machine's, not the code's."
 """Stands before every comparison of two separate runs."""
@@ -25,53 +24,11 @@ NOT_INTERLEAVED = "The runs were not interleaved: a change may be the machine's,
 _HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28}\b")
 """A commit; twelve digits name it."""
 
-_COLUMNS = (
-    *(Heading("Case"), Heading("Metric")),
-    *(Heading("Baseline", "number", drop=1), Heading("Candidate", "number", drop=1)),
-    *(Heading("Change", "number"), Heading("Verdict")),
-)
-
-_DIFFERENCES = (Heading("Condition"), Heading("Baseline"), Heading("Candidate"), Heading("Effect"))
-
-
-def make_outline(gate: Gate) -> Page:
-    """Make the page of a gate without its figures: the decision, the table, how to read it, what to do."""
-    parts = [tabulate_parts(gate.code.baseline, gate.code.candidate)] if gate.steps else []
-    return Page(
-        title="",
-        status=describe_verdict(gate),
-        tone=TONES[gate.decision.verdict],
-        facts=list_facts(gate),
-        cards=make_cards(gate.steps) if gate.steps else [],
-        warnings=list_warnings(gate),
-        following=get_next_step(gate),
-        differences=_tabulate_differences(gate),
-        notes=list_notes(gate),
-        tables=[table for table in (_tabulate_changes(gate), *parts) if table.rows],
-    )
-
-
-def _tabulate_changes(gate: Gate) -> Table:
-    rows = tuple(map(format_row, gate.shown))
-    below = list_reasons(gate)
-    if gate.interleaved and any(c.metric == "speedup" for c in gate.shown):
-        below.append("Speed-ups are taken within rounds: they can differ from the ratio of the rates shown.")
-    return Table("Every comparison", "The worst first.", _COLUMNS, rows, below=tuple(below))
-
-
-def _tabulate_differences(gate: Gate) -> Table | None:
-    """List the conditions that differ, those that block the comparison first; None where none does."""
-    effects = ("does not block", "blocks the comparison")
-    rows = [_format_lines((d.name, d.then, d.now, effects[d.blocking])) for d in gate.differences]
-    width = len(_DIFFERENCES) - (not gate.conditions_block)
-    shown = tuple(tuple(row[:width]) for row in rows)
-    return Table("What differs between the sides", "", _DIFFERENCES[:width], shown) if shown else None
-
 
 def list_warnings(gate: Gate) -> list[str]:
     """Say what speaks against the comparison: separate runs, the machine."""
     separate = [] if gate.interleaved or gate.conditions_block else [NOT_INTERLEAVED]
-    return _format_lines(separate, map(_make_sentence, gate.cautions))
+    return format_lines(separate, map(_make_sentence, gate.cautions))
 
 
 def list_facts(gate: Gate) -> list[str]:
@@ -79,15 +36,18 @@ def list_facts(gate: Gate) -> list[str]:
     noted = [f"for information: {describe_change(c)}" for c in gate.select_verdict("informational")]
     has_ratios = gate.conditions_block and any(c.metric == "speedup" for c in gate.comparisons)
     ratios = "--ratios-only still compares speed-up" if has_ratios else ""
-    about = (ratios, gate.code.describe_same_code(), *gate.machine, *noted)
-    return _format_lines(map(_make_sentence, filter(None, (gate.code.name_sides(), *about))))
+    sides, interleaved = (gate.baseline, gate.candidate), gate.interleaved
+    same = describe_same_code(*sides, interleaved=interleaved)
+    told = filter(None, (name_sides(*sides), ratios, same, *gate.machine, *noted))
+    return format_lines(map(_make_sentence, told))
 
 
 def _make_sentence(said: str) -> str:
     return f"{begin_sentence(said)}."
 
 
-def _format_lines(*found: Iterable[str]) -> list[str]:
+def format_lines(*found: Iterable[str]) -> list[str]:
+    """Write lines with their control characters visible, and commits short."""
     return [escape_controls(_HASH.sub(r"\1", line)) for lines in found for line in lines]
 
 
@@ -147,8 +107,8 @@ def _describe_launches(gate: Gate) -> list[str]:
     if not gate.interleaved:
         return ["Intervals are of these launches; others may differ by more."]
     turns = f"Interleaved, {format_count(gate.num_launches, 'launch')} of each side"
-    looks = format_list([*map(str, gate.looks)], 20)
-    turns += f" (interim analyses after {looks})" if len(gate.looks) > 1 else ""
+    looks = [*map(str, gate.policy.looks)]
+    turns += f" (interim analyses after {format_list(looks, 20)})" if len(looks) > 1 else ""
     turns += ", ended by --max-time" if gate.ended_early else ""
     if gate.num_launches == 1:
         return [f"{turns}: another launch may differ by more."]
@@ -173,15 +133,16 @@ def make_annotations(gate: Gate) -> list[Annotation]:
 
 def encode_gate(gate: Gate) -> str:
     """Everything, for a program, comparisons worst first; what is unknown is null."""
+    sides = gate.baseline.manifest, gate.candidate.manifest
     return to_json(
         {
             "verdict": gate.decision.verdict,
             "exit_code": gate.exit_code,
             "sentence": describe_verdict(gate),
-            "compared": gate.code.name_sides(),
+            "compared": name_sides(gate.baseline, gate.candidate),
             "end_errors": asdict(gate.errors),  # of each single interval, fractions
             "cpu_stand_in": any(CPU_STAND_IN in one for one in gate.cautions),
-            "code": gate.code.to_record(),
+            "code": make_code_record(*sides),
             "interleaved": gate.interleaved,
             "differences": gate.differences,
             "only_in_candidate": gate.only_in_candidate,
@@ -191,7 +152,7 @@ def encode_gate(gate: Gate) -> str:
             "resolvable": gate.compute_resolvable_change(),  # a fraction
             "machine": gate.machine,
             "cautions": gate.cautions,
-            "load": {"baseline": gate.code.baseline.load, "candidate": gate.code.candidate.load},
+            "load": {"baseline": sides[0].load, "candidate": sides[1].load},
             "steps": gate.steps,  # of watched trainings, ms
             "comparisons": gate.comparisons,
         }

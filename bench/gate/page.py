@@ -9,44 +9,80 @@ from ..common.cli import get_message_prefix
 from ..common.text import escape_csv_cell
 from ..page import render
 from ..page.charts import Ratio, draw_forest
-from ..page.page import BAD, Figure, Page, make_data_link
+from ..page.page import BAD, Figure, Heading, Page, Table, make_data_link
 from ..results.commands import write_repeat_command
 from ..results.tables import encode_csv
-from .compare import Gate
 from .decide import INFORMATIVE_ERRORS
-from .headline import describe_verdict
+from .headline import TONES, describe_verdict, get_next_step
 from .judge import Change
-from .output import make_outline
+from .output import format_lines, list_facts, list_notes, list_reasons, list_warnings
+from .result import Gate
 from .runs import GateRun
-from .wording import format_change, name_unit
+from .watched import make_cards, tabulate_parts
+from .wording import format_change, format_row, name_unit
+
+_COLUMNS = (
+    *(Heading("Case"), Heading("Metric")),
+    *(Heading("Baseline", "number", drop=1), Heading("Candidate", "number", drop=1)),
+    *(Heading("Change", "number"), Heading("Verdict")),
+)
+
+_DIFFERENCES = (Heading("Condition"), Heading("Baseline"), Heading("Candidate"), Heading("Effect"))
 
 
-def render_markdown(gate: Gate, baseline: GateRun, candidate: GateRun) -> str:
-    """Render the same for a job summary or a pull-request comment, what was decided first."""
-    made = make_page(gate, baseline, candidate)
-    heading = f"{get_message_prefix('gate')}: {describe_verdict(gate)}"
-    return render.render_markdown(replace(made, heading=heading))
-
-
-def make_page(gate: Gate, baseline: GateRun, candidate: GateRun) -> Page:
-    """Make the page of a gate: its outline, changes drawn, all numbers, how both sides ran."""
-    sides = {"Baseline": baseline, "Candidate": candidate}
-    outline = make_outline(gate)
-    compared, *facts = outline.facts
-    return replace(
-        outline,
+def make_page(gate: Gate) -> Page:
+    """Make the page of a gate: what was decided, changes drawn, all numbers, how both sides ran."""
+    sides = {"Baseline": gate.baseline, "Candidate": gate.candidate}
+    parts = [tabulate_parts(gate.baseline.manifest, gate.candidate.manifest)] if gate.steps else []
+    figures = (_draw_figure(gate, name) for name in ("images_per_s", "speedup"))
+    compared, *facts = list_facts(gate)
+    return Page(
         title=describe_verdict(gate),
         heading=get_message_prefix("gate"),
-        tables_heading="Details",
         headline=describe_verdict(gate),
         status=compared,
+        tone=TONES[gate.exit_code],
         facts=facts,
-        figures=[
-            one for name in ("images_per_s", "speedup") if (one := _draw_figure(gate, name)) is not None
-        ],
+        cards=make_cards(gate.steps) if gate.steps else [],
+        warnings=list_warnings(gate),
+        following=get_next_step(gate),
+        differences=_tabulate_differences(gate),
+        notes=list_notes(gate),
+        figures=[one for one in figures if one is not None],
+        tables=[table for table in (_tabulate_changes(gate), *parts) if table.rows],
+        tables_heading="Details",
         data=make_data_link("comparison.csv", _write_csv(gate)),
         conditions={name: _describe_side(side) for name, side in sides.items()},
     )
+
+
+def make_outline(gate: Gate) -> Page:
+    """Make the page for a terminal, whose first line is what was decided."""
+    made = make_page(gate)
+    return replace(made, heading="", status=made.headline, facts=[made.status, *made.facts])
+
+
+def render_markdown(gate: Gate) -> str:
+    """Render the page for a job summary or a pull-request comment, what was decided first."""
+    made = make_page(gate)
+    return render.render_markdown(replace(made, heading=f"{made.heading}: {made.headline}"))
+
+
+def _tabulate_changes(gate: Gate) -> Table:
+    rows = tuple(map(format_row, gate.shown))
+    below = list_reasons(gate)
+    if gate.interleaved and any(c.metric == "speedup" for c in gate.shown):
+        below.append("Speed-ups are taken within rounds: they can differ from the ratio of the rates shown.")
+    return Table("Every comparison", "The worst first.", _COLUMNS, rows, below=tuple(below))
+
+
+def _tabulate_differences(gate: Gate) -> Table | None:
+    """List the conditions that differ, those that block the comparison first; None where none does."""
+    effects = ("does not block", "blocks the comparison")
+    rows = [format_lines((d.name, d.then, d.now, effects[d.blocking])) for d in gate.differences]
+    width = len(_DIFFERENCES) - (not gate.conditions_block)
+    shown = tuple(tuple(row[:width]) for row in rows)
+    return Table("What differs between the sides", "", _DIFFERENCES[:width], shown) if shown else None
 
 
 def _draw_figure(gate: Gate, metric: str) -> Figure | None:

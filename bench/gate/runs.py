@@ -10,9 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-import pandas as pd
 from msgspec import structs
 
 from ..common.errors import UsageError
@@ -24,7 +23,7 @@ from ..plan.modes import RANK_PER_DEVICE
 from ..results.aggregate import compute_metrics_by_round, estimate_cases
 from ..results.case_columns import IDENTITY, METRICS
 from ..results.case_result import CaseResult
-from ..results.round_times import ByRound, assign_block_numbers
+from ..results.round_times import assign_block_numbers
 from ..results.store import RunData, load_run
 from ..results.tables import report_read_errors
 from ..stats.interval import Estimate
@@ -45,8 +44,8 @@ PLANNED_COLUMNS = tuple(
 )
 """Settings and places of a case, known of unmeasured ones too; global_batch follows from them."""
 
-LAUNCH_OFFSET = 1_000_000
-"""Added to the rounds of every further launch, so that no two launches share a round."""
+Rounds: TypeAlias = Mapping[tuple[int, int], float]
+"""One figure by launch and round."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,8 @@ class GateCase:
     """A case's results with its rounds in blocks.csv."""
 
     result: CaseResult
-    rounds: Mapping[str, ByRound]
-    """One figure per round, by metric; empty where the case does not have it."""
+    rounds: Mapping[str, Rounds]
+    """Figures by metric; none where the case does not have it."""
     fitted: Mapping[str, Estimate] = field(default_factory=dict)
     """The repeated metrics that `cases.csv` has, of one fit over all rounds; all but ms are logarithms."""
 
@@ -72,6 +71,8 @@ class GateRun:
     path: Path
     manifest: Manifest
     cases: tuple[GateCase, ...]
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables that the gate set for this side alone."""
 
 
 def read_run(path: Path) -> GateRun:
@@ -86,11 +87,11 @@ def check_run(run: RunData) -> GateRun:
     with report_read_errors(run.path / "blocks.csv"):
         fits = estimate_cases([case for case in cases if case.is_ok], run.times.fit_steps())
         rounds = compute_metrics_by_round(cases, run.times)
-    known = {
-        case_id: {name: one for name, one in found.items() if not math.isnan(one.error)}
-        for case_id, found in fits.items()
-    }
-    made = (GateCase(case, rounds[case.case_id], known.get(case.case_id, {})) for case in cases)
+    made = []
+    for case in cases:
+        in_launch = {name: {(0, r): x for r, x in of.items()} for name, of in rounds[case.case_id].items()}
+        fitted = {n: one for n, one in fits.get(case.case_id, {}).items() if not math.isnan(one.error)}
+        made.append(GateCase(case, in_launch, fitted))
     return GateRun(run.path, run.manifest, tuple(made))
 
 
@@ -111,24 +112,20 @@ def _check(run: RunData) -> None:
     refuse(not all(map(is_whole, cases)), "cases.csv: global_batch is not batch x devices x accumulate")
     known = blocks["case_id"].isin([case.case_id for case in cases])
     refuse(not known.all(), "blocks.csv has blocks of a case that cases.csv does not hold")
-    found = pd.DataFrame({"block": assign_block_numbers(blocks), "rank": blocks["rank"].to_numpy()})
-    first = ~found["block"].duplicated().to_numpy()
-    used = found[blocks["phase"].isin(["timed", "no_sync"]).to_numpy()]
-    refuse(used.duplicated().any(), "blocks.csv: a block stands twice")
-    case_of = blocks["case_id"][first].set_axis(found["block"][first])
-    by_block = used.groupby("block")["rank"].agg(["size", "max"])
-    ranks = by_block.groupby(case_of[by_block.index].to_numpy()).agg(["min", "max"])
-    counts = blocks[first].groupby(["case_id", "phase"]).size()
+    rows = blocks[["case_id", "phase", "rank"]].assign(block=assign_block_numbers(blocks))
+    used = rows[rows["phase"].isin(["timed", "no_sync"])]
+    refuse(used.duplicated(["block", "rank"]).any(), "blocks.csv: a block stands twice")
     for case in (one for one in cases if one.is_ok):
-        case_id: Any = case.case_id
+        own, seen = (found[found["case_id"] == case.case_id].groupby("block") for found in (rows, used))
         num_ranks = case.num_devices if case.mode in RANK_PER_DEVICE else 1
-        if case_id in ranks.index:
-            seen = ranks.loc[case_id].tolist()
-            refuse(seen != [num_ranks] * 2 + [num_ranks - 1] * 2, f"blocks.csv lacks ranks of {case_id}")
-        own = counts[case_id] if case_id in counts.index else {}
-        for what, found in (("blocks", sum(own)), ("rounds", own.get("timed", 0))):
+        ranks = seen["rank"].agg(["size", "max"])
+        refuse(
+            (ranks != [num_ranks, num_ranks - 1]).any(axis=None), f"blocks.csv lacks ranks of {case.case_id}"
+        )
+        phases = own["phase"].first()
+        for what, found in (("blocks", len(phases)), ("rounds", sum(phases == "timed"))):
             told = case.get_text(f"num_{what}")
-            said = f"blocks.csv has {found} {what} of {case_id}, cases.csv has num_{what} {told}"
+            said = f"blocks.csv has {found} {what} of {case.case_id}, cases.csv has num_{what} {told}"
             refuse(told != f"{found}", said)
 
 
@@ -157,25 +154,23 @@ def merge_launches(runs: Sequence[GateRun]) -> GateRun:
     loads = [run.manifest.load[0] for run in runs if run.manifest.load]
     load = (reduce(average_loads, loads),) if loads else ()
     manifest = structs.replace(runs[0].manifest, load=load)
-    return GateRun(runs[0].path, manifest, tuple(_merge_case(cases) for cases in by_id.values()))
+    return replace(runs[0], manifest=manifest, cases=tuple(map(_merge_case, by_id.values())))
 
 
 def _merge_case(cases: Sequence[GateCase]) -> GateCase:
     if failed := [case for case in cases if not case.result.is_ok]:
         return failed[0]
-    rounds = {name: join_rounds([case.rounds[name] for case in cases]) for name in cases[0].rounds}
+    rounds = {
+        name: {(i, r): value for i, case in enumerate(cases) for (_, r), value in case.rounds[name].items()}
+        for name in cases[0].rounds
+    }
     once = {
-        name: {0: max(found.values())} if found else {}
+        name: {(0, 0): max(found.values())}
         for name, found in rounds.items()
-        if not METRICS[name].has_interval
+        if found and not METRICS[name].has_interval
     }
     slowest = max(cases, key=lambda case: case.result.throttled_pct or 0.0)
     return replace(slowest, rounds=rounds | once)
-
-
-def join_rounds(launches: Sequence[ByRound]) -> ByRound:
-    """Join the rounds of all launches as those of one, none of them alike in number."""
-    return {i * LAUNCH_OFFSET + r: value for i, rounds in enumerate(launches) for r, value in rounds.items()}
 
 
 def find_run_differences(
@@ -186,12 +181,11 @@ def find_run_differences(
     found += find_differences(baseline.manifest, candidate.manifest, Question.GATE)
     ours, theirs = (run.manifest.watched for run in (baseline, candidate))
     if ours and theirs:
-        settings = ours.list_settings(), theirs.list_settings()
-        both = {name: tuple(side[name] for side in settings) for name in settings[0]}
+        settings = theirs.list_settings()
         found += [
-            Difference(name=name, then=then, now=now, blocking=False)
-            for name, (then, now) in both.items()
-            if then != now
+            Difference(name=name, then=then, now=settings[name], blocking=False)
+            for name, then in ours.list_settings().items()
+            if then != settings[name]
         ]
     return tuple(sorted(found, key=lambda difference: not difference.blocking))
 
@@ -202,12 +196,9 @@ def _find_case_differences(pairs: list[tuple[CaseResult, CaseResult]]) -> list[D
     for name in (*SWEPT_COLUMNS, *PLANNED_COLUMNS, *MEASURED_COLUMNS):
         is_swept = name in SWEPT_COLUMNS
         default = str(DEFAULTS.get(name, "none")) if is_swept else "none"
-        changed = [
-            texts
-            for pair in pairs
-            if len(set(texts := tuple(case.get_text(name) or default for case in pair))) > 1
-            and (name not in MEASURED_COLUMNS or all(case.is_ok for case in pair))
-        ]
+        known = [pair for pair in pairs if name not in MEASURED_COLUMNS or all(case.is_ok for case in pair)]
+        texts = [tuple(case.get_text(name) or default for case in pair) for pair in known]
+        changed = [(then, now) for then, now in texts if then != now]
         if changed:
             left, right = (", ".join(dict.fromkeys(side)) for side in zip(*changed, strict=True))
             found.append(Difference(name=name, then=left, now=right, blocking=not is_swept))

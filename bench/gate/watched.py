@@ -133,16 +133,12 @@ def make_cards(found: StepChange) -> list[Card]:
     ]
 
 
-def _compare_parts(ours: WatchedRank, theirs: WatchedRank) -> Iterator[tuple[str, tuple[float, float]]]:
-    """Yield the step of a rank and its parts, each with its milliseconds on both sides."""
-    if ours.step_ms and theirs.step_ms:
-        yield "step", (ours.step_ms.estimate, theirs.step_ms.estimate)
-    for part, heading in list_parts([ours, theirs]).items():
-        yield heading, (ours.parts[part].estimate, theirs.parts[part].estimate)
-
-
-def _find_largest_change(sides: tuple[WatchedRank, WatchedRank]) -> float:
-    return max((abs(after - before) for _, (before, after) in _compare_parts(*sides)), default=0.0)
+def _compare_parts(ours: WatchedRank, theirs: WatchedRank) -> list[tuple[str, float, float]]:
+    """List the step of a rank and its parts, each with its milliseconds on both sides."""
+    step = [("step", ours.step_ms, theirs.step_ms)] if ours.step_ms and theirs.step_ms else []
+    headings = list_parts([ours, theirs]).items()
+    parts = ((heading, ours.parts[part], theirs.parts[part]) for part, heading in headings)
+    return [(name, before.estimate, after.estimate) for name, before, after in (*step, *parts)]
 
 
 def tabulate_parts(baseline: Manifest, candidate: Manifest) -> Table:
@@ -150,21 +146,22 @@ def tabulate_parts(baseline: Manifest, candidate: Manifest) -> Table:
     before, after = (
         {one.rank: one for one in (side.watched or Watched()).ranks} for side in (baseline, candidate)
     )
-    pairs = [(before[rank], after[rank]) for rank in before if rank in after]
-    most = nlargest(MAX_RANKS, pairs, key=_find_largest_change)
+    found = {rank: _compare_parts(before[rank], after[rank]) for rank in before if rank in after}
+    changes = {rank: max((abs(b - a) for _, a, b in parts), default=0.0) for rank, parts in found.items()}
+    most = nlargest(MAX_RANKS, changes, key=changes.__getitem__)
     rows = tuple(
         (
-            f"rank {name_rank(baseline, ours.rank)}: {part}",
+            f"rank {name_rank(baseline, rank)}: {part}",
             *(format_quantity(ms, "") for ms in sides),
             _write_change(*sides),
         )
-        for ours, theirs in pairs
-        if (ours, theirs) in most
-        for part, sides in _compare_parts(ours, theirs)
+        for rank, parts in found.items()
+        if rank in most
+        for part, *sides in parts
     )
     note = "Medians of each part, so parts need not add up to the step."
-    if len(most) < len(pairs):
-        note += f" The {len(most)} of {len(pairs)} ranks on which a part changed most."
+    if len(most) < len(found):
+        note += f" The {len(most)} of {len(found)} ranks on which a part changed most."
     columns = ("Baseline", "Candidate", "Change")
     headings = (Heading("Part of a step"), *(Heading(one, "number") for one in columns))
     return Table("Where a step goes, in ms", "", headings, rows, below=(note,))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
@@ -20,6 +22,7 @@ from .allreduce import (
     AllReduceTimes,
     CostBand,
     CostCurve,
+    Samples,
     carry_to_ranks,
     count_ring_steps,
     count_tree_steps,
@@ -87,6 +90,18 @@ class MeasuredNetwork:
     """Name of a word or two: it stands in legends."""
     allreduce: tuple[AllReduceTimes, ...]
     source = "assumed on other numbers of ranks: the ring law for bytes, a tree's or ring's steps for latency"
+
+    def shift_times(self, sign: int) -> MeasuredNetwork:
+        """Return the network whose every time is as short, or as long, as its repetitions leave open."""
+
+        def shift(times: Samples) -> float:
+            reach = (max(times) - min(times)) / 2 / math.sqrt(len(times))
+            return max(median(times) + sign * reach, min(times))
+
+        moved = (
+            replace(one, points=tuple((s, (shift(t),)) for s, t in one.points)) for one in self.allreduce
+        )
+        return replace(self, allreduce=tuple(moved))
 
     def compute_band(self, num_ranks: int) -> CostBand:
         """Carry the curve over; latency grows as a tree's or a ring's steps.

@@ -251,23 +251,19 @@ def _yield_inputs(c: Calibration, scenario: Scenario) -> Iterator[tuple[Inputs, 
     yield (c, scenario, "low"), (c, scenario, "high")
     # Nothing is ten times as fast as its median.
     middle = median(c.backward_ms) or 1.0
-    paces = (
-        [end / middle for end in _compute_ends(c.backward_ms, middle / 10)]
-        if any(c.backward_ms)
-        else (1.0, 1.0)
-    )
-    slower, faster = ((_scale_pace(c, pace), scenario, "estimate") for pace in paces)
-    yield slower, faster
+    ends = _compute_ends(c.backward_ms, middle / 10) if any(c.backward_ms) else (middle, middle)
+    moved = [[_scale_pace(c, end / middle) for end in ends]]
     for name in ("copy_ms", "residual_ms", "single_step_ms", *SLOWDOWNS, "comm_core_share"):
         samples: Samples = getattr(c, name)
         if len(samples) > 1:
             least = {"single_step_ms": median(samples) / 10, **dict.fromkeys(SLOWDOWNS, 1.0)}
             ends = _compute_ends(samples, least.get(name, min(*samples, 0.0)))
-            moved: list[dict[str, Any]] = [{name: (end,)} for end in ends]
-            low, high = (replace(c, **end) for end in moved)
-            yield (low, scenario, "estimate"), (high, scenario, "estimate")
+            changes: list[dict[str, Any]] = [{name: (end,)} for end in ends]
+            moved.append([replace(c, **change) for change in changes])
+    for one, other in moved:
+        yield (one, scenario, "estimate"), (other, scenario, "estimate")
     if isinstance(scenario.network, MeasuredNetwork):
-        quick, slow = (replace(scenario, network=_shift_network(scenario.network, sign)) for sign in (-1, 1))
+        quick, slow = (replace(scenario, network=scenario.network.shift_times(sign)) for sign in (-1, 1))
         yield (c, quick, "estimate"), (c, slow, "estimate")
 
 
@@ -284,19 +280,6 @@ def _compute_ends(samples: Samples, least: float) -> tuple[float, float]:
     error = math.sqrt(math.pi / 2 / count) * stdev(samples)
     reach = float(scipy.stats.t.ppf(0.975, count - 1)) * error
     return max(middle - reach, least), max(middle + reach, least)
-
-
-def _shift_network(network: MeasuredNetwork, sign: int) -> MeasuredNetwork:
-    """Return the network whose every time is as short, or as long, as its repetitions leave open."""
-
-    def shift_times(times: Samples) -> float:
-        reach = (max(times) - min(times)) / 2 / math.sqrt(len(times))
-        return max(median(times) + sign * reach, min(times))
-
-    moved = (
-        replace(one, points=tuple((s, (shift_times(t),)) for s, t in one.points)) for one in network.allreduce
-    )
-    return replace(network, allreduce=tuple(moved))
 
 
 def _combine_interval(middle: float, pairs: Sequence[tuple[float, float]], error: float) -> Interval:

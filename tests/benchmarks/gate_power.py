@@ -19,11 +19,10 @@ from scipy.stats import binomtest
 from ddp_bench.bench.common.errors import ExitCode
 from ddp_bench.bench.gate.compare import compare
 from ddp_bench.bench.gate.decide import Policy
-from ddp_bench.bench.gate.main import DEFAULT_LAUNCHES, DEFAULT_THRESHOLD
+from ddp_bench.bench.gate.main import DEFAULT_LAUNCHES
 from ddp_bench.bench.gate.runs import merge_sides, read_run
-from ddp_bench.bench.results.case_columns import GATED_METRICS
 
-POLICY = Policy(thresholds=dict.fromkeys(GATED_METRICS, DEFAULT_THRESHOLD))
+POLICY = Policy(looks=DEFAULT_LAUNCHES)
 SLOW_DOWNS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.10)
 
 
@@ -41,7 +40,7 @@ def verdict(changed, seed):
     """A gate of launches drawn from pairs of baseline and candidate: its exit code, and how many it took."""
     launches = random.Random(seed).choices(changed, k=DEFAULT_LAUNCHES[-1])
     for look in DEFAULT_LAUNCHES:
-        gate = compare(*merge_sides(launches[:look]), policy=POLICY, looks=DEFAULT_LAUNCHES)
+        gate = compare(*merge_sides(launches[:look]), policy=POLICY)
         if not gate.needs_more_launches:
             break
     return gate.exit_code, look

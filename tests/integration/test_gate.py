@@ -17,7 +17,7 @@ import pytest
 import torch
 from commands import ROOT, SMALL, eventually, finished
 from documented import in_page
-from made_project import NET, RUN, commit
+from made_project import NET, RUN, commit, start_instead
 
 from ddp_bench.bench.common.errors import ExitCode, NotComparableError, UsageError
 from ddp_bench.bench.common.process import make_package_command
@@ -77,14 +77,7 @@ def test_a_side_that_could_not_measure_a_mode_says_why(tmp_path, capsys, monkeyp
     """A gate of what one side could not measure is no regression, and no mistake in the command either."""
     reason = "every case of ddp failed: ValueError: late bug (net.py:6, in late)"
     fails = f"import sys; print({'bench.run: error: ' + reason!r}, file=sys.stderr); sys.exit(4)"
-
-    def start(checkout, _arguments, log, *_):
-        code = fails if checkout.name == "candidate" else ""
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("w") as stderr:
-            return subprocess.Popen([sys.executable, "-c", code], stderr=stderr, text=True)
-
-    monkeypatch.setattr(Checkout, "start", start)
+    start_instead(monkeypatch, baseline="", candidate=fails)
     code = main(["--interleave", ".", "--quiet", "--out", str(tmp_path / "sides"), "--", "--gpus", "1"])
     assert code == ExitCode.NOT_MEASURED == 4
     assert f"the candidate side ended with status 4: {reason}" in capsys.readouterr().err

@@ -11,7 +11,6 @@ from ddp_bench.bench.gate.compare import compare
 from ddp_bench.bench.gate.decide import Policy
 from ddp_bench.bench.gate.runs import GateCase, GateRun
 from ddp_bench.bench.results.aggregate import describe_planned_case, estimate_cases
-from ddp_bench.bench.results.case_columns import GATED_METRICS
 from ddp_bench.bench.results.case_result import CaseResult
 from ddp_bench.bench.stats.fit import FittedSteps, estimate_difference
 
@@ -66,14 +65,19 @@ def write_run(folder, steps=STEADY, *, no_sync_ms=100.0, peak_mem_mib=None, plan
 
 
 def rounds_of(images_per_s, speedup, *, step_ms=None, exposed_comm_ms=None, peak_mem_mib=None):
-    """The figures of a case by metric and round."""
+    """The figures of a case by metric, launch and round."""
     return {
         "step_ms": dict(step_ms or {}),
         "images_per_s": dict(images_per_s),
         "speedup": dict(speedup),
         "exposed_comm_ms": dict(exposed_comm_ms or {}),
-        "peak_mem_mib": {} if peak_mem_mib is None else {0: peak_mem_mib},
+        "peak_mem_mib": {} if peak_mem_mib is None else {(0, 0): peak_mem_mib},
     }
+
+
+def in_one_launch(values):
+    """These figures by launch and round."""
+    return {(0, r): value for r, value in enumerate(values)}
 
 
 def with_rounds(run, *, only=(), **by_metric):
@@ -118,12 +122,15 @@ def renamed(run, prefix):
 
 def with_exposed(values, steps=STEADY):
     """A run in which communication adds so many ms to each DDP step."""
-    return with_rounds(made_run(steps), only=("ddp-n2",), exposed_comm_ms=dict(enumerate(values)))
+    return with_rounds(made_run(steps), only=("ddp-n2",), exposed_comm_ms=in_one_launch(values))
 
 
-def made_run(steps, *, path="made", num_images=16, numbers=None, **manifest):
-    """The same without files, as `read_run` would give it; `numbers` are of the rounds."""
-    steps = {key: dict(zip(numbers or range(len(ms)), ms, strict=True)) for key, ms in steps.items()}
+def made_run(steps, *, path="made", num_images=16, launches=1, **manifest):
+    """The same without files, as `read_run` would give it, or merged of so many launches."""
+    steps = {
+        key: {divmod(r, len(series) // launches): ms for r, ms in enumerate(series)}
+        for key, series in steps.items()
+    }
     rates = {
         key: {r: num_images * key[1] * 1000 / ms for r, ms in series.items()} for key, series in steps.items()
     }
@@ -162,9 +169,8 @@ def gated(baseline, candidate, **options):
     if options.pop("interleaved", False):
         options.setdefault("looks", (1,))
     runs = (one if isinstance(one, GateRun) else made_run(one) for one in (baseline, candidate))
-    looks = {name: options.pop(name) for name in ("looks", "asked") if name in options}
-    policy = Policy(**{"thresholds": dict.fromkeys(GATED_METRICS, 0.05), **options})
-    return compare(*runs, policy=policy, **looks)
+    asked = options.pop("asked", None)
+    return compare(*runs, policy=Policy(**options), asked=asked)
 
 
 def of_metric(gate, *names):

@@ -124,7 +124,7 @@ def gate_page(folder, **both):
     both |= {"git": {"commit": "0123456789abcdef"}}
     sides = {"old": LONG, "new": slowed(1.25, "ddp", steps=LONG)}
     runs = [read_run(write_run(folder / name, steps, name=name, **both)) for name, steps in sides.items()]
-    return comparison_page(gated(*runs), *runs)
+    return comparison_page(gated(*runs))
 
 
 def on_cores():

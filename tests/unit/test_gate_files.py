@@ -7,26 +7,25 @@ import json
 import math
 import re
 import shutil
+from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 import pytest
 from commands import ROOT
 from gate_runs import STEADY, failed, gated, made_run, of_metric, plan, slowed, write_run
-from made import made_manifest
 from matplotlib.figure import Figure as Canvas
 from msgspec import structs
 from recorded_pages import text_of
 
 from ddp_bench.bench.common.console import MAX_ANNOTATIONS, Annotation, show_on_github
 from ddp_bench.bench.common.errors import ExitCode, UsageError
-from ddp_bench.bench.gate import headline, output
-from ddp_bench.bench.gate.code import Code, check_one_code
+from ddp_bench.bench.gate import headline, output, wording
+from ddp_bench.bench.gate.code import check_one_code, describe_same_code, name_sides
 from ddp_bench.bench.gate.command import read_policy
-from ddp_bench.bench.gate.compare import compare
-from ddp_bench.bench.gate.decide import EXIT_CODES, Policy
+from ddp_bench.bench.gate.decide import EXIT_CODES
 from ddp_bench.bench.gate.judge import VERDICTS
 from ddp_bench.bench.gate.main import main, make_parser
-from ddp_bench.bench.gate.page import make_page, render_markdown
+from ddp_bench.bench.gate.page import make_outline, make_page, render_markdown
 from ddp_bench.bench.gate.runs import read_run
 from ddp_bench.bench.page import terminal
 from ddp_bench.bench.results.case_columns import GATED_METRICS
@@ -134,10 +133,10 @@ def test_a_good_folder_comes_as_it_is(tmp_path):
     run = read_run(write_run(tmp_path / "run", peak_mem_mib=512.0))
     assert [c.result.mode for c in run.cases] == ["single", "dp", "ddp"]
     ddp = run.cases[2]
-    assert ddp.rounds["images_per_s"][1] == pytest.approx(2 * 16 * 1000 / 125.0)
-    assert ddp.rounds["speedup"][1] == pytest.approx(2 * 100 / 125)
-    assert ddp.rounds["exposed_comm_ms"][1] == pytest.approx(25.0)
-    assert ddp.rounds["peak_mem_mib"] == {0: 512.0}
+    assert ddp.rounds["images_per_s"][0, 1] == pytest.approx(2 * 16 * 1000 / 125.0)
+    assert ddp.rounds["speedup"][0, 1] == pytest.approx(2 * 100 / 125)
+    assert ddp.rounds["exposed_comm_ms"][0, 1] == pytest.approx(25.0)
+    assert ddp.rounds["peak_mem_mib"] == {(0, 0): 512.0}
     assert run.cases[0].rounds["speedup"] == {}
 
 
@@ -181,9 +180,9 @@ def test_a_threshold_of_a_metric_goes_before_that_of_all():
     def read(threshold):
         return read_policy(make_parser().parse_args(["a", "b", "--threshold", threshold]))
 
-    found = read("images_per_s=3%,8%,speedup=0.00001").thresholds
-    assert (found["images_per_s"], found["peak_mem_mib"], found["speedup"]) == (0.03, 0.08, 1e-5)
-    assert read("speedup=1%").thresholds["images_per_s"] == 0.05
+    found = read("images_per_s=3%,8%,speedup=0.00001")
+    assert (found.threshold, found.named) == (0.08, {"images_per_s": 0.03, "speedup": 1e-5})
+    assert read("speedup=1%").threshold == 0.05
     assert [read(given).can_fail(GATED_METRICS["speedup"]) for given in ("speedup=1%", "1%")] == [True, False]
 
 
@@ -191,7 +190,7 @@ def test_foreign_text_stays_text():
     nasty = "a | b\n# c <img src=x> @someone [x](http://y.z) `d` *e* www.evil.com \x1b[31m"
     runs = made_run(STEADY), failed(made_run(STEADY), "ddp-n2", nasty)
     gate = gated(*runs)
-    text = render_markdown(gate, *runs)
+    text = render_markdown(gate)
     assert {line.count("|") for line in text.splitlines() if line.startswith("|")} == {7}
     for breakout in ("<img", "@someone", "](", "http://", "`d`", "*e*", "www.", "\x1b", "\n# c"):
         assert breakout not in text
@@ -215,8 +214,8 @@ def test_foreign_text_stays_text():
 )
 def test_a_change_is_shown_as_far_as_it_is_known(ratio, shown, said):
     found = structs.replace(of_metric(gated(STEADY, STEADY), "images_per_s")[0], ratio=ratio)
-    assert output.format_row(found)[-2] == shown
-    assert output.describe_change(found) == f"{found.name} is {said}".replace("--", "\N{EN DASH}")
+    assert wording.format_row(found)[-2] == shown
+    assert wording.describe_change(found) == f"{found.name} is {said}".replace("--", "\N{EN DASH}")
 
 
 OWN = {"ddp_bench": {"version": "0.1.0"}, "git": {"commit": "c" * 40, "dirty": False}}
@@ -228,34 +227,56 @@ def side(commit, code="x", *, dirty=False, **more):
 
 
 BOTH = "both sides import identical code: "
-MOVED = "baseline mynet aaaaaaa → candidate mynet bbbbbbb"
 OTHERS = {"ddp_bench": {"version": "0.2.0"}, "git": {}}
+UNCOMMITTED = " with uncommitted changes"
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "interleaved", "compared", "described"),
+    ("ours", "theirs", "variables", "interleaved", "compared", "same"),
     [
-        (OWN, OWN, True, "baseline ddp-bench ccccccc → candidate ddp-bench ccccccc", ""),
-        (side("a"), side("b", "y", dirty=True), True, f"{MOVED} with uncommitted changes", ""),
-        (side("a"), side("b"), True, MOVED, f"{BOTH}this is an A/A comparison"),
+        (OWN, OWN, {}, True, "baseline ddp-bench ccccccc, T → candidate ddp-bench ccccccc, T", ""),
+        ({}, OWN, {}, True, "baseline ddp-bench, T → candidate ddp-bench ccccccc, T", ""),
         (
-            *(side("a"), side("a", versions={"torch": "2.16"}), True),
-            "baseline mynet aaaaaaa → candidate mynet aaaaaaa, torch 2.16",
+            *(side("a"), side("b", "y", dirty=True), {}, True),
+            f"baseline mynet aaaaaaa, T → candidate mynet bbbbbbb{UNCOMMITTED}, T",
+            "",
+        ),
+        (
+            *(side("a"), side("b"), {}, True),
+            *("baseline mynet aaaaaaa, T → candidate mynet bbbbbbb, T", f"{BOTH}this is an A/A comparison"),
+        ),
+        (
+            *(side("a"), side("a", versions={"torch": "2.16"}), {}, True),
+            "baseline mynet aaaaaaa, T → candidate mynet aaaaaaa, torch 2.16",
             f"{BOTH}what differs is the environment",
         ),
-        (side("a"), side("b", **OTHERS), False, MOVED, "both runs imported identical code of the workload"),
+        (
+            *(side("a"), side("a"), {"A": "1"}, True),
+            "baseline mynet aaaaaaa, T → candidate mynet aaaaaaa, T, A=1",
+            f"{BOTH}what differs is the environment",
+        ),
+        (
+            *(side("a"), side("b", **OTHERS), {}, False),
+            "baseline mynet aaaaaaa, T → candidate mynet bbbbbbb, T",
+            "both runs imported identical code of the workload",
+        ),
     ],
 )
-def test_the_commits_are_named(ours, theirs, interleaved, compared, described):
-    code = Code(made_manifest(**ours), made_manifest(**theirs), interleaved=interleaved)
-    assert (code.name_sides(), code.describe_same_code()) == (compared, described)
+def test_the_commits_torch_and_variables_are_named(ours, theirs, variables, interleaved, compared, same):
+    ours, theirs = (made_run(STEADY, **one) for one in (ours, theirs))
+    theirs = replace(theirs, variables=variables)
+    gate = gated(ours, theirs, interleaved=interleaved)
+    said = compared.replace(", T", ", torch 2.15.0")
+    assert name_sides(ours, theirs) == said
+    assert output.list_facts(gate)[0] == f"{said[:1].upper()}{said[1:]}."
+    assert describe_same_code(ours, theirs, interleaved=interleaved) == same
 
 
 def test_code_that_was_edited_between_launches_is_refused():
-    check_one_code([made_manifest(**side(commit)) for commit in "ab"])
-    check_one_code([made_manifest(**OWN)] * 2)
+    check_one_code([made_run(STEADY, **side(commit)) for commit in "ab"])
+    check_one_code([made_run(STEADY, **OWN)] * 2)
     with pytest.raises(UsageError, match="was changed while it was measured"):
-        check_one_code([made_manifest(**side("a", code)) for code in "xxy"])
+        check_one_code([made_run(STEADY, **side("a", code)) for code in "xxy"])
 
 
 def test_programs_are_told_the_commits():
@@ -332,6 +353,11 @@ def test_junit_has_a_test_case_for_each_case(steps, allowed, outcomes, tmp_path)
     assert all(e.get("message") for e in suite.iter() if e.tag in ("failure", "skipped"))
 
 
+def read_csv(link):
+    """The rows of the CSV that a page holds."""
+    return list(csv.DictReader(io.StringIO(base64.b64decode(link.partition("base64,")[2]).decode())))
+
+
 def test_the_page_says_what_the_terminal_says_and_holds_the_ratios_of_the_json(tmp_path, capsys):
     versions = {"versions": {"torch": "2.15.0", "python": "3.13.0"}}
     sides = (("a", STEADY, {}), ("b", LOST, versions))
@@ -348,8 +374,8 @@ def test_the_page_says_what_the_terminal_says_and_holds_the_ratios_of_the_json(t
         lines.index(one) for one in ("What differs between the sides", "| ✘ missing", "Every comparison")
     ]
     assert places == sorted(places), "the cause first; the chart marks the case that is missing"
-    (data,) = re.findall('href="data:text/csv;base64,([^"]+)"', page.read_text(encoding="utf-8"))
-    found = list(csv.DictReader(io.StringIO(base64.b64decode(data).decode())))
+    (link,) = re.findall('href="(data:text/csv[^"]+)"', page.read_text(encoding="utf-8"))
+    found = read_csv(link)
     main([*runs, "--json"])
     told = json.loads(capsys.readouterr().out)["comparisons"]
     assert [row["ratio"] for row in found] == [str((c["ratio"] or {}).get("estimate") or "") for c in told]
@@ -391,44 +417,11 @@ def test_a_summary_that_cannot_be_written_is_a_line(capsys, tmp_path):
 def test_the_shaded_band_is_the_one_that_is_judged():
     """At 30% it begins at -30%, not where 1 / 1.3 is."""
     runs = made_run(STEADY), made_run(STEADY)
-    gate = gated(*runs, thresholds=dict.fromkeys(GATED_METRICS, 0.3))
+    gate = gated(*runs, threshold=0.3)
     canvas = Canvas()
-    make_page(gate, *runs).figures[0].draw(canvas)
+    make_page(gate).figures[0].draw(canvas)
     shaded = [one.get_bbox() for one in canvas.axes[0].patches]
     assert [(box.x0, box.x1) for box in shaded] == [(pytest.approx(0.7), pytest.approx(1.3))]
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "environments", "said"),
-    [
-        (
-            *(side("a", versions={"torch": "2.13.0"}), side("b", versions={"torch": "2.14.1"}), ()),
-            "baseline mynet aaaaaaa, torch 2.13.0 → candidate mynet bbbbbbb, torch 2.14.1",
-        ),
-        (
-            *(side("a"), side("a", dirty=True), ({}, {"A": "1"})),
-            "baseline mynet aaaaaaa, torch 2.15.0 → "
-            "candidate mynet aaaaaaa with uncommitted changes, torch 2.15.0, A=1",
-        ),
-        (
-            OWN,
-            OWN,
-            (),
-            "baseline ddp-bench ccccccc, torch 2.15.0 → candidate ddp-bench ccccccc, torch 2.15.0",
-        ),
-        (
-            *({}, {"git": {"commit": "d" * 40}}, ()),
-            "baseline ddp-bench, torch 2.15.0 → candidate ddp-bench ddddddd, torch 2.15.0",
-        ),
-    ],
-    ids=["commits and torch", "a variable", "our models", "no repository"],
-)
-def test_the_line_below_the_headline_names_both_sides(ours, theirs, environments, said):
-    runs = [made_run(STEADY, **one) for one in (ours, theirs)]
-    policy = Policy(thresholds=dict.fromkeys(GATED_METRICS, 0.05))
-    gate = compare(*runs, policy=policy, looks=(1,), environments=environments)
-    assert gate.code.name_sides() == said
-    assert output.list_facts(gate)[0] == f"{said[:1].upper()}{said[1:]}."
 
 
 def test_the_headline_has_the_worst_change_and_each_verdict_its_colour_and_sign(capsys, monkeypatch):
@@ -442,12 +435,12 @@ def test_the_headline_has_the_worst_change_and_each_verdict_its_colour_and_sign(
     ):
         runs = made_run(STEADY), made_run(steps)
         gate = gated(*runs)
-        terminal.print_page(output.make_outline(gate))
+        terminal.print_page(make_outline(gate))
         first = capsys.readouterr().out.splitlines()[0]
         assert re.fullmatch(rf"\x1b\[1;{colour}m{sign} {outcome}", first)
-        assert f"\n**{emoji} Baseline ddp-bench, torch" in render_markdown(gate, *runs)
+        assert f"\n**{emoji} Baseline ddp-bench, torch" in render_markdown(gate)
     monkeypatch.delenv("FORCE_COLOR")
-    terminal.print_page(output.make_outline(gate))
+    terminal.print_page(make_outline(gate))
     assert capsys.readouterr().out.startswith("? Undecided: ")
 
 
@@ -473,21 +466,12 @@ def test_junit_of_sides_that_are_not_comparable_has_no_failure(tmp_path):
     assert (suite.get("failures"), suite.get("skipped")) == ("0", suite.get("tests"))
 
 
-def test_the_csv_names_units():
-    runs = made_run(STEADY), made_run(STEADY)
-    gate = gated(*runs)
-    link = make_page(gate, *runs).data.href.partition("base64,")[2]
-    rows = list(csv.DictReader(io.StringIO(base64.b64decode(link).decode())))
-    assert {row["metric"]: row["unit"] for row in rows} == {"images_per_s": "images/s", "speedup": ""}
-
-
 def test_every_verdict_and_every_column_of_the_csv_is_documented():
     text = (ROOT / "docs" / "gate.md").read_text(encoding="utf-8")
     section = text.partition("\n## Verdicts\n")[2].partition("\n## ")[0]
     assert {*re.findall(r"^\| `([a-z ]+)` \|", section, re.MULTILINE)} == {*VERDICTS}
     told = {word: int(code) for code, word in re.findall(r"^\| (\d) \| ([a-z ]+?) \|", text, re.MULTILINE)}
     assert {word: told[word] for word in EXIT_CODES} == EXIT_CODES
-    runs = made_run(STEADY), made_run(STEADY)
-    data = make_page(gated(*runs), *runs).data.href.partition("base64,")[2]
-    columns = next(csv.reader(io.StringIO(base64.b64decode(data).decode())))
-    assert set(columns) <= set(re.findall(r"`(\w+)`", section))
+    rows = read_csv(make_page(gated(STEADY, STEADY)).data.href)
+    assert rows[0].keys() <= {*re.findall(r"`(\w+)`", section)}
+    assert {row["metric"]: row["unit"] for row in rows} == {"images_per_s": "images/s", "speedup": ""}

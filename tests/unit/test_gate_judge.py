@@ -15,6 +15,7 @@ from commands import ROOT
 from gate_runs import (
     STEADY,
     gated,
+    in_one_launch,
     made_result,
     made_run,
     of_metric,
@@ -32,7 +33,7 @@ from ddp_bench.bench.gate.judge import find_typical_sides
 from ddp_bench.bench.gate.main import main
 from ddp_bench.bench.gate.more import write_interleave_command
 from ddp_bench.bench.gate.output import NOT_INTERLEAVED
-from ddp_bench.bench.gate.runs import LAUNCH_OFFSET, GateCase, GateRun, merge_launches, read_run
+from ddp_bench.bench.gate.runs import GateCase, GateRun, merge_launches, read_run
 from ddp_bench.bench.gate.wording import format_row
 from ddp_bench.bench.results.store import load_run, read_manifest
 from ddp_bench.bench.run.main import parse_settings
@@ -199,7 +200,7 @@ def test_figures_of_separate_runs_are_those_of_the_runs_own_tables(tmp_path):
 def test_a_strict_gate_needs_every_metric_decided():
     """Of what communication adds nothing is known; throughputs are."""
     run = made_run(LONG)
-    wild = with_rounds(run, only=("ddp-n2",), exposed_comm_ms={r: (0.0, 90.0)[r % 2] for r in range(24)})
+    wild = with_rounds(run, only=("ddp-n2",), exposed_comm_ms=in_one_launch([0.0, 90.0] * 12))
     assert gated(wild, wild).exit_code == 0
     assert gated(wild, wild, strict=True).exit_code == 3
     assert gated(run, run, strict=True).exit_code == 0
@@ -223,6 +224,7 @@ def test_the_command_measures_what_the_run_measured(run):
 
 
 def run_of(images_per_s, *, status="ok", memory=None):
+    images_per_s = in_one_launch(images_per_s)
     case = GateCase(
         made_result("ddp", 2, status=status),
         rounds=rounds_of(
@@ -237,12 +239,12 @@ def run_of(images_per_s, *, status="ok", memory=None):
 
 
 def test_rounds_of_launches_stay_apart():
-    (case,) = merge_launches([run_of({1: 5.0, 2: 6.0}, memory=10.0), run_of({1: 7.0}, memory=12.0)]).cases
-    assert case.rounds["images_per_s"] == {1: 5.0, 2: 6.0, LAUNCH_OFFSET + 1: 7.0}
+    (case,) = merge_launches([run_of([5.0, 6.0], memory=10.0), run_of([7.0], memory=12.0)]).cases
+    assert case.rounds["images_per_s"] == {(0, 0): 5.0, (0, 1): 6.0, (1, 0): 7.0}
     assert case.rounds["speedup"] == case.rounds["images_per_s"]
-    assert case.rounds["exposed_comm_ms"] == {1: -5.0, 2: -6.0, LAUNCH_OFFSET + 1: -7.0}
-    assert case.rounds["peak_mem_mib"] == {0: 12.0}
-    (case,) = merge_launches([run_of({1: 5.0}), run_of({}, status="timeout")]).cases
+    assert case.rounds["exposed_comm_ms"] == {(0, 0): -5.0, (0, 1): -6.0, (1, 0): -7.0}
+    assert case.rounds["peak_mem_mib"] == {(0, 0): 12.0}
+    (case,) = merge_launches([run_of([5.0]), run_of([], status="timeout")]).cases
     assert (case.result.is_ok, case.result.status) == (False, "timeout"), "what failed once has failed"
 
 

@@ -21,9 +21,9 @@ from ddp_bench.bench.gate import interleave, output, sides
 from ddp_bench.bench.gate.checkouts import Checkout
 from ddp_bench.bench.gate.compare import OF_ONE_LAUNCH
 from ddp_bench.bench.gate.headline import describe_verdict
-from ddp_bench.bench.gate.machine import add_load, describe_machine
+from ddp_bench.bench.gate.machine import add_conditions, describe_machine
 from ddp_bench.bench.gate.main import main
-from ddp_bench.bench.gate.runs import LAUNCH_OFFSET, merge_launches
+from ddp_bench.bench.gate.runs import merge_launches
 from ddp_bench.bench.gate.sides import GatePlan, Request, read_plan
 from ddp_bench.bench.machine.load import LoadReading
 from ddp_bench.bench.machine.manifest import Load
@@ -57,11 +57,11 @@ class Decides:
     def __init__(self, after):
         self.after, self.asked = after, []
 
-    def __call__(self, _, candidate):
-        launched = len({r // LAUNCH_OFFSET for r in candidate.cases[0].rounds["images_per_s"]})
+    def __call__(self, baseline, candidate):
+        launched = len({launch for launch, _ in candidate.cases[0].rounds["images_per_s"]})
         looked = self
 
-        class Gate:
+        class Gate(SimpleNamespace):
             @property
             def needs_more_launches(self):
                 looked.asked.append(launched)
@@ -70,12 +70,13 @@ class Decides:
             def compute_resolvable_change(self, _):
                 return 0.019 if launched >= 3 else None
 
-        return Gate()
+        return Gate(baseline=baseline, candidate=candidate)
 
 
 def measured(gate_of, **more):
     asked = Request(reference=".", arguments=["--gpus", "1"], looks=(2, 4, 8), **more)
-    return interleave.measure_launches(asked, gate_of=gate_of)
+    gate = interleave.measure_launches(asked, gate_of=gate_of)
+    return gate.baseline, gate.candidate
 
 
 @pytest.mark.parametrize(("decides", "taken"), [(1, 2), (3, 4), (9, 8)])
@@ -160,10 +161,8 @@ def test_a_launch_alone_decides_nothing_where_several_were_planned():
 
 def in_launches(ratios, rounds=6):
     """Both sides of a gate whose launches have these ratios of the candidate's step to the baseline's."""
-    numbers = [i * LAUNCH_OFFSET + r for i in range(len(ratios)) for r in range(rounds)]
-    key = ("single", 1)
-    steps = [[100.0 for _ in numbers], [100.0 * ratios[n // LAUNCH_OFFSET] for n in numbers]]
-    return [made_run({key: ms}, numbers=numbers) for ms in steps]
+    steps = [100.0] * len(ratios) * rounds, [100.0 * ratio for ratio in ratios for _ in range(rounds)]
+    return [made_run({("single", 1): ms}, launches=len(ratios)) for ms in steps]
 
 
 def test_what_can_be_resolved_follows_from_how_launches_scatter():
@@ -187,9 +186,8 @@ def test_what_can_be_resolved_follows_from_how_launches_scatter():
 
 def test_a_pass_says_which_slowdown_it_excludes_where_it_judges_a_rate():
     """`--ratios-only` judges none, and passes."""
-    numbers = [i * LAUNCH_OFFSET + r for i in range(6) for r in range(6)]
-    step_ms = [100.0 + n % 3 for n in numbers]
-    sides = [made_run({("single", 1): step_ms, ("ddp", 2): step_ms}, numbers=numbers) for _ in range(2)]
+    step_ms = [100.0 + r % 3 for r in range(36)]
+    sides = [made_run({("single", 1): step_ms, ("ddp", 2): step_ms}, launches=6) for _ in range(2)]
     for is_told, options in ((True, {}), (False, {"ratios_only": True})):
         gate = gated(*sides, looks=(6,), **options)
         assert gate.decision.verdict == "pass"
@@ -217,7 +215,7 @@ def test_other_programs_are_measured_while_the_sides_are_launched(launches, monk
 
 def under_load(others, ratios=(1.0, 1.2, 0.8)):
     """Both sides of three launches that tell little, while other programs used so many of two cores."""
-    return add_load(in_launches(ratios), [Load(cores=2, others=others, seconds=60.0)])
+    return add_conditions(in_launches(ratios), ({}, {}), [Load(cores=2, others=others, seconds=60.0)])
 
 
 ASKED = ("--interleave", "main", "--launches", "3", "--json", "--", "--gpus", "1")
@@ -274,12 +272,11 @@ def test_the_headline_names_the_undecided_case_that_may_be_slowest():
         ("single", 1): [1.001, 0.999, 1.06, 1.07, 1.06, 1.0],
         ("ddp", 2): [0.7, 1.1, 0.8, 1.4, 0.9, 0.6],
     }
-    numbers = [i * LAUNCH_OFFSET + r for i in range(6) for r in range(6)]
     steps = [
-        {key: [100.0 * (one or own)[n // LAUNCH_OFFSET] for n in numbers] for key, own in ratios.items()}
+        {key: [100.0 * ratio for ratio in one or own for _ in range(6)] for key, own in ratios.items()}
         for one in ([1.0] * 6, None)
     ]
-    gate = gated(*(made_run(one, numbers=numbers) for one in steps), looks=(6, 8))
+    gate = gated(*(made_run(one, launches=6) for one in steps), looks=(6, 8))
     by_case = {c.case_id: c for c in gate.undecided if c.metric == "images_per_s"}
     assert by_case["ddp-n2"].ratio.estimate > by_case["single-n1"].ratio.estimate
     assert by_case["ddp-n2"].ratio.low < by_case["single-n1"].ratio.low

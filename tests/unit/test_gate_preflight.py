@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from commands import ROOT
 from gate_runs import write_run
-from made_project import NET, RUN, commit
+from made_project import NET, RUN, commit, start_instead
 
 from ddp_bench.bench.common.errors import ExitCode, NothingToCompareError, UsageError
 from ddp_bench.bench.common.turns import VARIABLES_ENV
@@ -92,22 +92,18 @@ def test_a_variable_that_would_change_nothing_is_refused(given, said, starts, ca
     assert starts == []
 
 
+FAILS = "raise SystemExit(4)"
+
+
 def test_each_side_has_its_own_variables(monkeypatch):
-    seen = {}
-
-    def start(checkout, _arguments, log, *_):
-        seen[checkout.name] = checkout.environment
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("w") as stderr:
-            return subprocess.Popen([sys.executable, "-c", "raise SystemExit(4)"], stderr=stderr, text=True)
-
-    monkeypatch.setattr(Checkout, "start", start)
+    started = start_instead(monkeypatch, baseline=FAILS, candidate=FAILS)
     how = ("--env", "ATEN_CPU_CAPABILITY=default", "--env", "A=", "--baseline-env", "B=1=2")
     assert main(["--interleave", ".", *how, *RUNS]) == ExitCode.NOT_MEASURED
     names = {VARIABLES_ENV: "B ATEN_CPU_CAPABILITY A"}
-    assert seen["baseline"] == {"B": "1=2", **names}
-    assert seen["candidate"] == {"ATEN_CPU_CAPABILITY": "default", "A": "", **names}
-    for name, value in seen["candidate"].items():
+    own = {name: variables for name, (_, variables) in started.items()}
+    assert own["baseline"] == {"B": "1=2", **names}
+    assert own["candidate"] == {"ATEN_CPU_CAPABILITY": "default", "A": "", **names}
+    for name, value in own["candidate"].items():
         monkeypatch.setenv(name, value)
     recorded = host.select_environment()
     assert (recorded["ATEN_CPU_CAPABILITY"], recorded["A"]) == ("default", ""), "so that folders tell it"
@@ -145,11 +141,12 @@ def project(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("more", "code"), [((), ExitCode.UNDECIDED), (("--allow-new",), ExitCode.OK)])
 def test_the_commit_that_adds_the_workload_has_nothing_to_compare(more, code, tmp_path, starts, capsys):
     junit = tmp_path / "gate.xml"
-    how = ("--interleave", "HEAD~1", "--junit", str(junit), *more)
+    how = ("--interleave", "HEAD~1", "--markdown", "--junit", str(junit), *more)
     assert main([*how, "--", "--workload", "lm2:make", *RUN]) == code
-    said = capsys.readouterr().err
-    assert "nothing to compare: the baseline HEAD~1 has no lm2.py" in said
-    assert said.count("\n") == 1
+    told = capsys.readouterr()
+    assert told.out.startswith("## bench.gate: nothing to compare\n\nthe baseline HEAD"), "of a job"
+    assert "nothing to compare: the baseline HEAD~1 has no lm2.py" in told.err
+    assert told.err.count("\n") == 1
     assert starts == []
     assert ET.fromstring(junit.read_text()).find("testcase/skipped") is not None
 
@@ -163,18 +160,13 @@ def test_a_baseline_without_the_option_has_nothing_to_compare_where_the_candidat
     candidate, kind, tmp_path, monkeypatch
 ):
     """Where the candidate refuses it too, the mistake is in the command."""
-
-    def start(checkout, arguments, log, _environment, output):
-        assert arguments == ["--gpus", "2", "--dry-run", "--json"], "nothing is measured"
-        code = SAYS if checkout.name == "baseline" else candidate
-        with log.open("w") as stderr, output.open("w") as stdout:
-            return subprocess.Popen([sys.executable, "-c", code], stderr=stderr, stdout=stdout, text=True)
-
-    monkeypatch.setattr(Checkout, "start", start)
+    started = start_instead(monkeypatch, baseline=SAYS, candidate=candidate)
     both = [Checkout(name, tmp_path, sys.executable) for name in ("baseline", "candidate")]
     with pytest.raises(UsageError, match="lm2 has no other") as raised:
         sides.check_sides(both, ["--gpus", "2"])
     assert type(raised.value) is kind
+    planned = ["--gpus", "2", "--dry-run", "--json"]
+    assert [words for words, _ in started.values()] == [planned] * 2, "nothing is measured"
 
 
 @pytest.mark.parametrize(

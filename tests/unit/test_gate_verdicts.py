@@ -1,6 +1,7 @@
 """Verdicts on simulated rounds of known truth, and how the error is divided."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,12 +14,10 @@ from gate_runs import (
 from made import made_manifest
 from scipy import stats
 
-from ddp_bench.bench.gate.decide import Policy, compute_look_shares, decide
+from ddp_bench.bench.gate.decide import Policy, decide
 from ddp_bench.bench.gate.headline import describe_verdict as sentence
 from ddp_bench.bench.gate.judge import Change, EndErrors, judge
 from ddp_bench.bench.gate.main import DEFAULT_LAUNCHES
-from ddp_bench.bench.gate.more import propose_command
-from ddp_bench.bench.gate.runs import LAUNCH_OFFSET
 from ddp_bench.bench.stats.interval import Interval
 
 
@@ -117,10 +116,8 @@ def simulated_launches(rng, launches, rounds, between, sd, slower=1.0):
 
 def first_launches(sides, launches):
     """The two runs as a gate has them after so many launches."""
-    rounds = sides[0]["single", 1].shape[1]
-    numbers = [i * LAUNCH_OFFSET + r for i in range(launches) for r in range(rounds)]
     steps = [{key: ms[:launches].ravel().tolist() for key, ms in side.items()} for side in sides]
-    return [made_run(side, numbers=numbers) for side in steps]
+    return [made_run(side, launches=launches) for side in steps]
 
 
 def codes(trials, **how):
@@ -167,11 +164,10 @@ def test_what_would_decide_is_the_whole_command_with_its_minutes():
     sides = in_turns(rng, launches=3, rounds=6, between=0.005)
     gate = gated(*sides, interleaved=True)
     assert gate.exit_code == 3
-    timed = made_manifest(timing={"total_s": 20.0})
+    timed = [replace(side, manifest=made_manifest(timing={"total_s": 20.0})) for side in sides]
     asked = "--interleave main --strict --launches 3,4 --html x.html --max-time 9s --quiet "
     asked += "-- --workload net:make --rounds 6"
-    how = {"errors": gate.errors, "launches": gate.num_launches, "lacking": 0, "asked": asked.split()}
-    found = propose_command((timed, timed), gate.undecided, **how)
+    found = gated(*timed, looks=(1,), asked=asked.split()).more
     given = re.fullmatch(
         r"python -m bench.gate --interleave main --strict --launches (\d+) --html x.html "
         "-- --workload net:make --rounds 6",
@@ -187,7 +183,7 @@ def test_what_can_make_it_a_regression_divides_the_error_and_each_of_them_may_ho
     narrow, wide = gated(one, one), gated(STEADY, STEADY)
     assert narrow.errors == EndErrors(worse=0.01, better=0.01)
     assert wide.errors == EndErrors(worse=0.01, better=pytest.approx(0.01 / 3)), "the rates of three cases"
-    named = gated(STEADY, STEADY, named=frozenset({"speedup"}))
+    named = gated(STEADY, STEADY, named={"speedup": 0.05})
     for five in (gated(STEADY, STEADY, strict=True), named):
         assert five.errors == EndErrors(worse=0.01, better=pytest.approx(0.01 / 5)), "and two speed-ups"
     few, many = (
@@ -214,7 +210,7 @@ def test_the_looks_divide_both_errors(launches, of_pass, of_regression):
     assert np.log([change.ratio.low, change.ratio.high]) == pytest.approx(
         np.log(change.ratio.estimate) + ends, abs=1e-9
     )
-    shares = [compute_look_shares(DEFAULT_LAUNCHES, look) for look in DEFAULT_LAUNCHES]
+    shares = [gate.policy.compute_look_shares(look) for look in DEFAULT_LAUNCHES]
     both = [sum(one.worse for one in shares), sum(one.better for one in shares)]
     assert both == pytest.approx([1.0, 1.0])
 
@@ -252,8 +248,8 @@ def of_verdicts(*verdicts):
     ],
 )
 def test_one_rule_decides_by_the_changes_that_can_fail_a_gate(verdicts, expected, code):
-    found = decide(of_verdicts(*verdicts), Policy(thresholds={}))
+    found = decide(of_verdicts(*verdicts), Policy())
     assert (found.verdict, found.exit_code) == (expected, code)
     assert all(one.decides for one in found.reasons)
-    lenient = decide(of_verdicts(*verdicts), Policy(thresholds={}, allow_missing=True))
+    lenient = decide(of_verdicts(*verdicts), Policy(allow_missing=True))
     assert lenient.verdict == ("undecided" if expected == "missing" else expected)

@@ -24,14 +24,12 @@ from ddp_bench.__main__ import COMMANDS, load_main
 from ddp_bench.bench.common.cli import TYPED_ENV, NextStep
 from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.findings.next_step import propose_next_step
+from ddp_bench.bench.gate.decide import Decision, Policy
 from ddp_bench.bench.gate.judge import Change, EndErrors
-from ddp_bench.bench.gate.more import (
-    is_interleaved,
-    measure_alike,
-    propose_command,
-    write_distinguishing_command,
-    write_interleave_command,
-)
+from ddp_bench.bench.gate.more import is_interleaved, propose_command, write_interleave_command
+from ddp_bench.bench.gate.result import Gate
+from ddp_bench.bench.gate.runs import GateRun
+from ddp_bench.bench.machine.conditions import Difference
 from ddp_bench.bench.machine.launch import write_launched_command
 from ddp_bench.bench.machine.watched import Watched
 from ddp_bench.bench.results.commands import (
@@ -181,26 +179,36 @@ def change(ratio=1.0, error=0.001):
     interval = None if ratio is None else Interval(ratio, ratio * 0.9, ratio * 1.1)
     told = dict.fromkeys(("case_id", "name", "label"), "x")
     told |= {"verdict": "undecided", "metric": "images_per_s", "stand_in": False}
-    return Change(**told, ratio=interval, threshold=0.05, error=error)
+    return Change(**told, ratio=interval, threshold=0.05, error=error, decides=True)
 
 
-def deciding(*changes, side=None, launches=0, lacking=0, asked=None, total_s=20.0):
-    timing = {"timing": {"total_s": total_s}} if total_s else {}
-    sides = (made_manifest(command=TYPED, **{**timing, **(side or OF_LIB)}),) * 2
-    how = {"launches": launches, "lacking": lacking, "asked": asked}
-    found = propose_command(sides, changes, errors=EndErrors(0.01, 0.01), **how)
-    return [found.command.replace(" REF ", " HEAD ")]
-
-
-def alike(*differing, step=measure_alike, **side):
-    sides = (made_manifest(**{"command": TYPED, **OF_LIB, **side}),) * 2
-    found = step(*sides, *([differing] if step is measure_alike else ()))
+def proposed(*changes, side=None, verdict="undecided", looks=(), **told):
+    """What a gate of two sides that are alike proposes."""
+    run = GateRun(Path("after"), made_manifest(command=TYPED, **{**OF_LIB, **(side or {})}), ())
+    decided = {"policy": Policy(looks=looks), "decision": Decision(verdict, changes)}
+    gate = Gate(
+        baseline=run, candidate=run, comparisons=changes, errors=EndErrors(0.01, 0.01), **decided, **told
+    )
+    found = propose_command(gate)
     return (
         [found.command.replace(" REF ", " HEAD ").replace(" PYTHON ", f" {sys.executable} ")] if found else []
     )
 
 
-distinguish = partial(write_distinguishing_command, path=Path("after"))
+def deciding(*changes, side=None, launches=0, lacking=0, asked=None, total_s=20.0):
+    timing = {"timing": {"total_s": total_s}} if total_s else {}
+    how = {"interleaved": launches > 0, "num_launches": max(launches, 1), "asked": asked}
+    return proposed(*changes, side={**(side or {}), **timing}, looks=(lacking,) if lacking else (), **how)
+
+
+def alike(*differing, **side):
+    blocking = tuple(Difference(name=name, then="a", now="b", blocking=True) for name in differing)
+    return proposed(side=side, verdict="not comparable", obstacle="other conditions", differences=blocking)
+
+
+def distinguish(**side):
+    return proposed(side=side, verdict="regression")
+
 
 IN_TURNS = (
     *("--interleave", "HEAD", "--strict", "--launches", "6", "--junit", "out.xml", "--json", "--"),
@@ -228,9 +236,10 @@ GATES = {
     "another CPU": partial(alike, "CPU"),
     "another CPU, in a lab": partial(alike, "CPU", **in_lab_of("host0", "host1", settings=SETTINGS)),
     "other watched trainings": partial(alike, "CPU", watched={"num_steps": 80}),
-    "code or machine": partial(alike, step=distinguish),
-    "code or machine, in a lab": partial(alike, step=distinguish, **in_lab_of("host0", "host1")),
-    "script or machine": partial(alike, step=distinguish, watched={"num_steps": 80}),
+    "code or machine": distinguish,
+    "code or machine, in a lab": partial(distinguish, **in_lab_of("host0", "host1")),
+    "script or machine": partial(distinguish, watched={"num_steps": 80}),
+    "nothing open": partial(proposed, verdict="pass"),
 }
 
 

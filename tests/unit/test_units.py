@@ -5,7 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from gate_runs import STEADY, changed, made_run
+from gate_runs import STEADY, changed, gated, made_run
 from msgspec import structs
 from recorded_pages import text_of
 from token_runs import language_model, token_plan, token_run
@@ -15,12 +15,9 @@ from ddp_bench.bench.findings.cautions import check_rounds
 from ddp_bench.bench.findings.confidence import assess_confidence
 from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.gate import main as gate_command
-from ddp_bench.bench.gate.compare import compare
-from ddp_bench.bench.gate.decide import Policy
 from ddp_bench.bench.machine.manifest import Timing
 from ddp_bench.bench.page import terminal
 from ddp_bench.bench.page.render import render_html
-from ddp_bench.bench.results.case_columns import GATED_METRICS
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.models.registry import load_workload, make_resnet_workload
 from ddp_bench.models.workload import check_unit
@@ -60,16 +57,14 @@ def counting(steps, unit):
 
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_a_gate_never_compares_rates_of_different_units(*, interleaved):
-    policy = Policy(thresholds=dict.fromkeys(GATED_METRICS, 0.05))
     ours, theirs = made_run(STEADY), counting(STEADY, "tokens")
-    gate = compare(ours, theirs, policy=policy, looks=(1,) if interleaved else ())
+    gate = gated(ours, theirs, interleaved=interleaved)
     assert gate.exit_code == ExitCode.UNDECIDED
     assert {c.verdict for c in gate.comparisons} == {"not comparable"}
     assert {c.reason for c in gate.comparisons} == {"the baseline counts images, the candidate tokens"}
-    same = compare(counting(STEADY, "tokens"), theirs, policy=policy, looks=(1,) if interleaved else ())
+    same = gated(counting(STEADY, "tokens"), theirs, interleaved=interleaved)
     assert same.exit_code == ExitCode.OK
-    ratios = compare(ours, theirs, policy=replace(policy, ratios_only=True))
-    assert ratios.exit_code == ExitCode.OK
+    assert gated(ours, theirs, ratios_only=True).exit_code == ExitCode.OK
 
 
 def test_a_case_is_stored_with_its_unit_and_named_without():
