@@ -112,7 +112,7 @@ def signal_ranks(number, deed):
     if deed["where"] not in OF_CONDUCTOR:
         os.kill(os.getpid(), number)
         return
-    servers = [one for one in psutil.Process().children() if "worker.forks" in " ".join(one.cmdline())]
+    servers = [one for one in psutil.Process().children() if "worker.main" in " ".join(one.cmdline())]
     workers = sorted(servers[0].children(), key=lambda one: one.create_time())
     for rank_killed in deed["ranks"]:
         workers[rank_killed].send_signal(number)
@@ -127,7 +127,7 @@ def conductor():
     if rank() < 0:
         return own.pid
     parent = own.parent()
-    return parent.ppid() if "worker.forks" in " ".join(parent.cmdline()) else parent.pid
+    return parent.ppid() if "worker.main" in " ".join(parent.cmdline()) else parent.pid
 
 
 def signal_conductor(number):

@@ -21,7 +21,7 @@ class FirstWorker:
     """Stands for the workers of a command until they would be started."""
 
     launched = None
-    name, store_port = "", 0
+    name, store_port, hosts = "", 0, {0: "here"}
 
     def __init__(self):
         from ddp_bench.bench.worker.rank import Rank  # most tests need no torch

@@ -11,7 +11,7 @@ import pandas as pd
 from msgspec import structs
 
 from ddp_bench.bench.machine.launch import Launch
-from ddp_bench.bench.machine.manifest import SCHEMA_VERSION, Manifest, parse_manifest
+from ddp_bench.bench.machine.manifest import SCHEMA_VERSION, Manifest, Model, parse_manifest
 from ddp_bench.bench.plan.case import Case
 from ddp_bench.bench.plan.resolve import fill_device_defaults
 from ddp_bench.bench.plan.settings import Settings
@@ -25,6 +25,7 @@ from ddp_bench.bench.results.comparisons import compare_pairs as compared_pairs
 from ddp_bench.bench.results.round_times import RoundTimes, group_blocks
 from ddp_bench.bench.results.run_folder import write_manifest, write_table
 from ddp_bench.bench.results.tables import encode_csv, format_csv_value
+from ddp_bench.bench.worker.facts import Inspected
 
 
 def case_of(**settings: Any) -> Case:
@@ -37,6 +38,12 @@ def case_of(**settings: Any) -> Case:
 def torchrun(num_ranks: int) -> Launch:
     """What torchrun says on one machine to the first rank."""
     return Launch(0, num_ranks, 0, num_ranks, 29500)
+
+
+def inspected(**fields: Any) -> Inspected:
+    """What the worker that looks at a model tells of one that is like the built-in ones."""
+    usual = {"model": Model(arch="net"), "image_size": None, "unit": "images", "units_per_sample": 1}
+    return Inspected(**usual | {"has_fused_optimizer": True, "takes_images": True} | fields)
 
 
 def made_manifest(**fields: Any) -> Manifest:

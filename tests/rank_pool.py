@@ -18,7 +18,7 @@ from multiprocessing.connection import wait
 from commands import ROOT
 from stand_ins import Patch
 
-PRELOADED = ("stand_ins", "torch._dynamo", "torchvision.models", "real_ranks", "ddp_bench.bench.worker.main")
+PRELOADED = ("stand_ins", "torch._dynamo", "torchvision.models", "real_ranks", "ddp_bench.bench.worker.rank")
 LIMIT_S = 240.0
 START_METHOD = "forkserver"
 """Of ranks; "fork" starts sooner where the process itself is a fork of one that has imported torch alone."""

@@ -47,7 +47,7 @@ class Server:
         self._code, conductor = None, os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
-            modules = command[command.index("ddp_bench.bench.worker.forks") + 3 :]
+            modules = command[command.index("ddp_bench.bench.worker.main") + 3 :]
             _serve(conductor, socket.socket(fileno=os.dup(*pass_fds)), modules, env)
 
     def poll(self):
@@ -60,15 +60,14 @@ def _serve(parent, conductor, modules, env):
     import torch  # most tests need none
 
     from ddp_bench.bench.common.process import end_with
-    from ddp_bench.bench.worker import forks
-    from ddp_bench.bench.worker.main import start
+    from ddp_bench.bench.worker.main import start, start_forks
 
     end_with(parent)
     os.setsid()
     os.environ.update(env)
     torch.set_num_threads(1)
     with conductor:
-        found = forks.serve(conductor, modules)
+        found = start_forks(conductor, modules)
     if found is not None:
         environment, connection = found
         os.environ.clear()

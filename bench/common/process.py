@@ -1,4 +1,4 @@
-"""Processes: the memory that a rank gets, signals, and how they end.
+"""Processes: the memory that a rank gets, signals, what they wait for, and how they end.
 
 As a script this becomes a command that ends with its parent; it then runs without this project's packages.
 """
@@ -164,6 +164,25 @@ def ignore_signals() -> None:
     """Go on whatever signal comes, for what has to be finished."""
     for number in _stop_signals():
         signal.signal(number, signal.SIG_IGN)
+
+
+_waits_for: list[str] = []
+"""Things that the main thread waits for, for the thread that answers the conductor meanwhile."""
+
+
+@contextlib.contextmanager
+def note_waiting(what: str) -> Iterator[None]:
+    """Within, this rank has done its part and waits: who is late is somebody else."""
+    _waits_for.append(what)
+    try:
+        yield
+    finally:
+        _waits_for.pop()
+
+
+def get_waiting() -> str:
+    """Tell what this rank waits for; empty while it works."""
+    return _waits_for[-1] if _waits_for else ""
 
 
 class Child(Protocol):

@@ -1,4 +1,4 @@
-"""Process groups: made with a limit that the conductor keeps, waited in, and asked for what was launched."""
+"""Process groups: made with a limit that the conductor keeps, and asked for what was launched on them."""
 
 from __future__ import annotations
 
@@ -12,24 +12,6 @@ from torch.distributed import distributed_c10d
 
 COLLECTIVE_TIMEOUT = timedelta(days=1)
 """The conductor ends what hangs, and knows what it was; a collective's own limit must not come before it."""
-
-_waits_for: list[str] = []
-"""Things that the main thread waits for, for the thread that answers the conductor meanwhile."""
-
-
-@contextlib.contextmanager
-def note_waiting(what: str) -> Iterator[None]:
-    """Within, this rank has done its part and waits: who is late is somebody else."""
-    _waits_for.append(what)
-    try:
-        yield
-    finally:
-        _waits_for.pop()
-
-
-def get_waiting() -> str:
-    """Tell what this rank waits for; empty while it works."""
-    return _waits_for[-1] if _waits_for else ""
 
 
 @contextlib.contextmanager
@@ -57,16 +39,6 @@ def make_group(ranks: range, backend: str) -> dist.ProcessGroup | None:
         # Other ranks may have it and wait in it: no rank can use this process group, or another.
         raise dist.DistBackendError(str(error)) from error
     return made if isinstance(made, dist.ProcessGroup) else None
-
-
-def check_link(ranks: range, backend: str, device: torch.device) -> None:
-    """See that these ranks can communicate, in a group that is not kept: a communicator takes GPU memory."""
-    group = make_group(ranks, backend)
-    if group is not None:
-        one = torch.ones((), device=device)
-        dist.all_reduce(one, group=group)
-        assert one.item() == len(ranks)
-        dist.destroy_process_group(group)
 
 
 def wait_for_work(group: dist.ProcessGroup | None, device: torch.device) -> None:

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..common.process import note_waiting
 from ..measure.faults import PeerFailedError, PeerFullError, is_out_of_memory
-from ..measure.groups import note_waiting
 from .weights import Weights, compute_tensor_norm, raise_precision
 
 MEETS, FINE, FAILED, FULL = -1.0, 0.0, 1.0, 2.0

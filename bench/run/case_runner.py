@@ -65,7 +65,6 @@ class CaseRunner:
         self.settings = settings
         self.plan = plan
         self.places: Sequence[RankPlace] = [one.place for one in begun]
-        self._groups: set[m.GroupKey] = set()
         self.recorder = recorder
         self.console = console
         self._earlier = recorder.list_measured()
@@ -115,7 +114,6 @@ class CaseRunner:
             proves=proved is None,
         )
         try:
-            self._make_group(live)
             began_s = self.get_elapsed_s()
             limit_s = compute_preparing_limit_s(self.settings, case)
             ranks = self._ask_case(live, "its preparation", prepare, limit_s)
@@ -153,34 +151,39 @@ class CaseRunner:
             self.console.print_note(f"{name} is not proved: {why}. What helps: {proof['proved_by']}")
         return proof
 
-    def _make_group(self, live: LiveCase) -> None:
-        if live.case.backend and live.group not in self._groups:
-            make, limit_s = m.Group(group=live.group), compute_preparing_limit_s(self.settings)
-            self._ask_case(live, "its process group", make, limit_s, num_ranks=len(self.workers))
-            self._groups.add(live.group)
+    def ask(
+        self,
+        command: m.Command[Any],
+        what: str,
+        limit_s: float,
+        *,
+        num_ranks: int,
+        index: int | None = None,
+        curve: m.GroupKey | None = None,
+    ) -> dict[int, m.Report]:
+        """Have the first ranks do `what`, and note that it is under way; the reports of all, by rank.
 
-    def assign_commands(self, command: m.Command[Any], num_ranks: int) -> dict[int, m.Command[Any]]:
-        """Return the command for the first ranks; the others wait until it begins, if all begin together."""
+        It concerns the case at `index`, or a curve, or neither. The other ranks wait until it begins, if all
+        begin together.
+        """
+        self.recorder.record_start(index, what, curve)
         commands: dict[int, m.Command[Any]] = dict.fromkeys(range(num_ranks), command)
         if isinstance(command, m.STEP_COMMANDS):
             wait = m.Wait(gives_caches_back=getattr(command, "gives_caches_back", False))
             commands |= dict.fromkeys(range(num_ranks, len(self.workers)), wait)
-        return commands
+        return self.workers.ask(commands, what, limit_s)
 
-    def _ask_case(
-        self, live: LiveCase, what: str, command: m.Command[T], limit_s: float, num_ranks: int | None = None
-    ) -> list[T]:
-        """Return the answers of the case's ranks, or of the first `num_ranks`, to a command.
+    def _ask_case(self, live: LiveCase, what: str, command: m.Command[T], limit_s: float) -> list[T]:
+        """Return the answers of the case's ranks to a command.
 
         Raises CaseFailedError where one reports a fault, with which the case ends, and RestartError where the
         ranks cannot go on to another case.
         """
-        count = live.case.num_ranks if num_ranks is None else num_ranks
-        self.recorder.record_start(live.index, what)
-        reports = self.workers.ask(self.assign_commands(command, count), what, limit_s)
+        num_ranks = live.case.num_ranks
+        reports = self.ask(command, what, limit_s, num_ranks=num_ranks, index=live.index)
         failure = find_failure(reports)
         if failure is None:
-            return [command.read_reply(reports[rank]) for rank in range(count)]
+            return [command.read_reply(reports[rank]) for rank in range(num_ranks)]
         said = fail_case(self.recorder, live.index, failure)
         self.console.print_note(said, is_fault=failure.status != "skipped")
         self.release_ranks(reports, live.index, live.group)
@@ -197,10 +200,9 @@ class CaseRunner:
         is_broken = any(report.fault and report.fault.restart for report in reports.values())
         if is_broken or len(counts) > 1 or None in counts:
             raise RestartError
-        what = "what a failed case had launched"
-        self.recorder.record_start(None, what)
-        everyone = self.assign_commands(m.Settle(index=index, group=group), len(self.workers))
-        if any(report.fault for report in self.workers.ask(everyone, what, MIN_BLOCK_TIMEOUT_S).values()):
+        settle, what = m.Settle(index=index, group=group), "what a failed case had launched"
+        after = self.ask(settle, what, MIN_BLOCK_TIMEOUT_S, num_ranks=len(self.workers))
+        if any(report.fault for report in after.values()):
             raise RestartError
 
     def _record(
@@ -250,12 +252,11 @@ class CaseRunner:
 
     def ask_all(self, command: m.Command[T], what: str, *, num_ranks: int | None = None) -> list[T]:
         """Return the answers of all ranks, or of the first `num_ranks`, between cases."""
-        self.recorder.record_start(None, what)
-        count = len(self.workers) if num_ranks is None else num_ranks
-        found = self.workers.ask_workers(
-            self.assign_commands(command, count), what, compute_preparing_limit_s(self.settings)
-        )
-        return [found[rank] for rank in range(count)]
+        count, limit_s = num_ranks or len(self.workers), compute_preparing_limit_s(self.settings)
+        reports = self.ask(command, what, limit_s, num_ranks=count)
+        if (failure := find_failure(reports)) is not None:
+            raise RestartError(failure)
+        return [command.read_reply(reports[rank]) for rank in range(count)]
 
     def await_turn(self) -> None:
         """Wait until this run may compute, where it takes turns with others. Raises NotMeasuredError."""

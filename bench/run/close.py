@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,6 @@ from ..common.text import to_json
 from ..common.turns import is_later_launch
 from ..findings.findings import conclude_run, summarize_run
 from ..findings.notes import explain_not_measured
-from ..plan.settings import ResolvedSettings
 from ..predict.from_pass import write_calibration
 from ..results.case_result import read_case_results
 from ..results.commands import write_resume_command
@@ -25,6 +23,7 @@ from ..results.journal import JOURNAL, read
 from ..results.recorder import Recorder
 from ..results.run_folder import FAILURES, format_path
 from ..results.store import load_tables
+from .job import Job
 
 STOPPED_BY_ERROR = "stopped by an error"
 """Why a run ended that said itself what was wrong: nothing more is printed then."""
@@ -45,37 +44,27 @@ class RunOptions:
 
 
 def close_run(
-    recorder: Recorder,
-    settings: ResolvedSettings,
-    parameters: Sequence[tuple[str, int, str]],
-    how: RunOptions,
-    *,
-    startup_s: float,
-    over_s: float,
-    measuring_s: float,
-    stopped_because: str,
+    recorder: Recorder, job: Job, how: RunOptions, *, total_s: float, measuring_s: float, because: str
 ) -> int:
     """Write what a run that came to its end leaves, and say what was found; the exit code.
 
-    `startup_s` went by before the first case; `over_s` is when that began, on the monotonic clock, had all
-    attempts followed without a break; `measuring_s` of the time since were rounds.
+    `measuring_s` of the `total_s` that all its attempts took were rounds.
     """
     folder = recorder.folder
-    total_s = startup_s + time.monotonic() - over_s
     _write_files(
         recorder,
         measuring_s,
-        stopped_because,
+        because,
         startup_s=round(total_s - measuring_s, 2),
         total_s=round(total_s, 2),
         timed_share_pct=round(100 * recorder.times.fitted_s / max(measuring_s, recorder.times.fitted_s), 1),
     )
-    if settings.calibrate and (missing := write_calibration(folder, list(parameters))):
+    if job.settings.calibrate and (missing := write_calibration(folder, list(job.inspected.parameters))):
         print_message(missing)
-    missing_modes = explain_not_measured(read_case_results(recorder.tables.cases), settings.modes)
+    missing_modes = explain_not_measured(read_case_results(recorder.tables.cases), job.settings.modes)
     # A later launch of a gate has no page: the gate's own is of all launches.
     has_page = is_later_launch() or _show_run(folder, how, missing_modes)
-    recorder.close(stopped_because)
+    recorder.close(because)
     if missing_modes and (folder / FAILURES).is_dir():
         print_message(f"tracebacks of all ranks: {format_path(folder / FAILURES)}")
     for why in missing_modes:

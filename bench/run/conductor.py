@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 
 import msgspec
@@ -30,7 +31,7 @@ from ..plan.settings import Settings
 from ..results.recorder import Recorder
 from ..results.store import read_manifest
 from ..worker import messages as m
-from ..worker.facts import Begun
+from ..worker.facts import Begun, Gpus
 from .close import STOPPED_BY_ERROR, RunOptions, close_broken_run, close_run
 from .failures import (
     MAX_IDLE_ATTEMPTS,
@@ -104,20 +105,10 @@ class Conductor:
         recorder = self._open_recorder(job, begun)
         if self._startup_s is None:
             self._startup_s = round(time.monotonic() - self._began_s, 2)
-        # When the first case began, had all attempts followed without a break.
-        over_s = time.monotonic() - recorder.times.elapsed_s
         rounds = Rounds(workers, job.settings, job.plan, begun, recorder, self._console)
-        stopped_because = rounds.run()
-        return close_run(
-            recorder,
-            job.settings,
-            job.inspected.parameters,
-            self._how,
-            startup_s=self._startup_s,
-            over_s=over_s,
-            measuring_s=rounds.get_measuring_s(),
-            stopped_because=stopped_because,
-        )
+        because = rounds.run()
+        total_s, measuring_s = self._startup_s + rounds.get_elapsed_s(), rounds.get_measuring_s()
+        return close_run(recorder, job, self._how, total_s=total_s, measuring_s=measuring_s, because=because)
 
     def _start(self, job: Job) -> list[Begun]:
         workers = self._workers
@@ -197,11 +188,11 @@ def begin_ranks(workers: Workers, job: Job, cases: Sequence[Case], num_ranks: in
         port=workers.store_port,
     )
     # Each is told of its own host: told of all, they would take memory with the square of their number.
+    gpus: defaultdict[str, Gpus] = defaultdict(dict)
+    for one in job.ranks:
+        gpus[one.host] |= one.gpus
     everyone = {
-        rank: msgspec.structs.replace(
-            begin, seen=tuple(one for one in job.seen if one.host == workers.hosts[rank])
-        )
-        for rank in range(num_ranks)
+        rank: msgspec.structs.replace(begin, gpus=gpus[workers.hosts[rank]]) for rank in range(num_ranks)
     }
     return [*workers.ask_workers(everyone, "start-up", START_TIMEOUT_S).values()]
 

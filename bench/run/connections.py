@@ -12,7 +12,6 @@ import selectors
 import socket
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 from ..worker import messages as m
 from .failures import name_worker
@@ -47,10 +46,10 @@ class Worker:
     def __str__(self) -> str:
         return f"{name_worker(self.rank)} on {self.host}"
 
-    def send(self, command: m.Command[Any]) -> None:
+    def send(self, line: bytes) -> None:
         """Send it what to do; one that takes nothing is found where its answer is awaited."""
         try:
-            self.connection.sendall(m.encode(command))
+            self.connection.sendall(line)
         except ConnectionError:
             self.was_idle = True
         except OSError:

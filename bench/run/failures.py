@@ -13,7 +13,7 @@ from ..plan.case import Case, split_batch
 from ..plan.settings import ResolvedSettings
 from ..results.block_times import Fault
 from ..results.journal import State
-from ..worker.messages import Report, Told
+from ..worker.messages import RankStatus, Report
 
 INSPECTOR_RANK = -1
 """Stands for the rank of the worker that looks at the model, and then ends: what user's code keeps of the
@@ -127,7 +127,7 @@ def find_failure(reports: Mapping[int, Report], *, waiting: Iterable[int] = ()) 
 
 
 def describe_timeout(
-    told: Mapping[int, Told], names: Mapping[int, str], what: str, limit_s: float
+    told: Mapping[int, RankStatus], names: Mapping[int, str], what: str, limit_s: float
 ) -> Failure:
     """Describe what came to no end: who of those with `names` is late, by ranks that answer at all."""
     ranks = {
@@ -171,18 +171,9 @@ def compute_block_limit_s(settings: ResolvedSettings, longest_step_s: float, ste
 
 
 def compute_progress(state: State) -> tuple[int, ...]:
-    """Return the state before the next attempt: blocks, cases settled and failed, curves done.
-
-    What was under way when the ranks died counts as done: the next attempt gives it up.
-    """
-    statuses = {index: case.status for index, case in state.settled.items()}
-    curves = set(state.curves)
-    if state.under_way and state.under_way.index is not None:
-        statuses[state.under_way.index] = "failed"
-    if state.under_way and state.under_way.curve is not None:
-        curves.add(state.under_way.curve)
-    num_failed = sum(status != "ok" for status in statuses.values())
-    return (state.num_blocks, len(statuses), num_failed, len(curves))
+    """Return how far a run has come: blocks, cases settled and failed, curves done."""
+    num_failed = sum(case.status != "ok" for case in state.settled.values())
+    return (state.num_blocks, len(state.settled), num_failed, len(state.curves))
 
 
 def is_stuck(progress: Sequence[object]) -> bool:

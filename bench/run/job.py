@@ -19,7 +19,7 @@ from ..plan.sweep import Machine, Planned
 from ..results.disk import MAX_CSV_BYTES, MAX_TABLE_BYTES
 from ..stats.fit import MIN_ROUNDS
 from ..worker import messages as m
-from ..worker.facts import Devices, Inspected, SeenGpus
+from ..worker.facts import Devices, Inspected
 from .failures import INSPECTOR_RANK, START_TIMEOUT_S
 from .schedule import INSTRUMENTED, list_passes
 from .workers import Workers
@@ -33,8 +33,8 @@ class Job:
     machine: Machine
     plan: tuple[Planned, ...]
     inspected: Inspected
-    seen: tuple[SeenGpus, ...] = ()
-    """The GPUs that a launcher's ranks see."""
+    ranks: tuple[Devices, ...] = ()
+    """Devices of each rank that a launcher has started."""
 
 
 def plan_on_workers(workers: Workers, asked: Settings) -> Job:
@@ -63,15 +63,14 @@ def make_job(
     `inspect` tells of the workload of resolved settings. Raises UsageError for what cannot run here.
     """
     first = devices[0]
-    if asked.device == "cuda" and first.gpus is None:
+    if asked.device == "cuda" and not first.gpus:
         raise UsageError("--device cuda: torch finds no CUDA device here; use --device cpu or auto")
-    if asked.device == "auto" and first.gpus is None and (present := describe_gpus()):
+    if asked.device == "auto" and not first.gpus and (present := describe_gpus()):
         print_message(
             f"the driver shows {format_count(len(present), 'GPU')}, torch finds no CUDA device: CPU cores "
             f"are measured; see {format_command('doctor')}, or say --device cpu"
         )
-    seen = tuple(one.gpus for one in devices if one.gpus is not None) if launched else ()
-    machine = _describe_machine(devices, launched, seen)
+    machine = _describe_machine(devices, launched)
     started = launched.world_size if launched and machine.num_nodes > 1 else 0
     num_devices = max(machine.devices_per_node, started)
     if asked.backend == "auto" and not first.nccl:
@@ -99,7 +98,8 @@ def make_job(
     if settings.race and not any(p.case.communicates for p in planned):
         raise UsageError("a race is one of DDP's settings on 2 devices or more; give --modes ddp --gpus 2")
     check_sizes(planned, settings, found.model.gradient_bytes or 0)
-    return Job(settings=settings, machine=machine, plan=tuple(planned), inspected=found, seen=seen)
+    ranks = tuple(devices) if launched else ()
+    return Job(settings=settings, machine=machine, plan=tuple(planned), inspected=found, ranks=ranks)
 
 
 CASE_BYTES, ROW_BYTES, STEP_BYTES, BUCKET_BYTES = 2000, 80, 6, 200
@@ -133,13 +133,11 @@ def check_sizes(planned: Sequence[Planned], settings: ResolvedSettings, gradient
             )
 
 
-def _describe_machine(
-    devices: Sequence[Devices], launched: Launch | None, seen: Sequence[SeenGpus]
-) -> Machine:
+def _describe_machine(devices: Sequence[Devices], launched: Launch | None) -> Machine:
     first = devices[0]
     machine = Machine(
-        device_type="cpu" if first.gpus is None else "cuda",
-        devices_per_node=len(first.cores) if first.gpus is None else len(first.gpus.gpus),
+        device_type="cuda" if first.gpus else "cpu",
+        devices_per_node=len(first.gpus or first.cores),
         # Torch warns of NCCL's other backends there: their one communicator has peers wait for each other.
         staged_backend="nccl-lazy" if "nccl-lazy" in first.nccl_backends else "",
         is_exclusive=first.is_exclusive,
@@ -148,8 +146,8 @@ def _describe_machine(
         return machine
     _check_names(devices)
     machine = replace(machine, rank_hosts=tuple(one.host for one in devices))
-    if seen:
-        return add_visible_gpus(machine, seen)
+    if first.gpus:
+        return add_visible_gpus(machine, devices)
     # Each rank may be bound to a core of its own.
     return replace(
         machine,
@@ -183,14 +181,14 @@ def _warn_shared_cores(planned: Sequence[Planned], devices: Sequence[Devices], *
             return
 
 
-def add_visible_gpus(machine: Machine, seen: Sequence[SeenGpus]) -> Machine:
+def add_visible_gpus(machine: Machine, ranks: Sequence[Devices]) -> Machine:
     """`machine` with the GPUs of the ranks that a launcher has started; each may see its own alone."""
-    on_first_host = {uuid for one in seen if one.host == seen[0].host for uuid in one.gpus}
+    on_first_host = {uuid for one in ranks if one.host == ranks[0].host for uuid in one.gpus}
     return replace(
         machine,
         devices_per_node=len(on_first_host),
-        devices_per_process=len(seen[0].gpus),
-        rank_devices=tuple(one.own for one in seen),
+        devices_per_process=len(ranks[0].gpus),
+        rank_devices=tuple(one.own_gpu for one in ranks if one.gpus),
     )
 
 

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..common.cli import Parser, format_command, get_message_prefix, print_message, run_command
-from ..common.errors import ExitCode, UsageError
+from ..common.errors import ExitCode, NotMeasuredError, UsageError
 from ..common.process import raise_on_signals
+from ..common.scratch import remove_abandoned
+from ..machine.host import raise_open_file_limit
 from ..machine.launch import Launch, make_ranks_environment, read_launch
 from ..plan.case_settings import DDP_DEFAULTS, MODE_DEFAULTS, STEP_DEFAULTS
 from ..plan.resolve import PRESETS, RACE_DEFAULTS, resolve
 from ..plan.settings import Settings, format_value, list_options
-from .workers import hold_workers
+from .failures import RestartError
+from .processes import Processes, guess_device, list_modules, make_worker_variables
+from .workers import Workers
 
 RUN_OPTION_NAMES = ("preset", "config", "resume", "dry_run", "quiet", "json")
 """Options that say how to run, not what."""
@@ -60,11 +65,6 @@ class CommandHelp:
         """Options of `run` that the command does not take."""
         return () if self.name == "run" else ("preset", "resume")
 
-    @property
-    def layers(self) -> str:
-        """Sources of the values of options, in the order of their weight."""
-        return "--preset" if self.name == "run" else f"the preset {self.name}"
-
 
 EXAMPLES = (
     ("--gpus 1,2,4 --dry-run", "the plan and its time"),
@@ -77,25 +77,26 @@ EXIT_CODES = "0 done, 2 your input or setup, 4 a mode could not be measured."
 RUN = CommandHelp("run", __doc__, EXAMPLES)
 
 
-def make_parser(told: CommandHelp = RUN) -> Parser:
+def make_parser(command: CommandHelp = RUN) -> Parser:
     """Make the parser: an option per setting, plus how to invoke."""
+    preset = f"the preset {command.name}" if command.refused else "--preset"
     made = Parser(
-        told.name,
-        told.description,
+        command.name,
+        command.description,
         usage="%(prog)s [options]",
         common=COMMON,
-        examples=told.examples,
+        examples=command.examples,
         exit_codes=EXIT_CODES,
         details="An option on|off without a value means on. Every value of a list (,…) is measured. Settings "
-        f"come from defaults, then {told.layers}, then --config, then these options.",
+        f"come from defaults, then {preset}, then --config, then these options.",
     )
 
     def add(group: Any, name: str, meaning: str, **how: Any) -> None:
-        shown = argparse.SUPPRESS if name in told.refused else told.meanings.get(name, meaning)
+        shown = argparse.SUPPRESS if name in command.refused else command.meanings.get(name, meaning)
         group.add_argument(f"--{name.replace('_', '-')}", help=shown, **how)
 
     options = {option.name: option for option in list_options()}
-    of_preset = PRESETS.get(told.name, {})
+    of_preset = PRESETS.get(command.name, {})
     of_preset = {**RACE_DEFAULTS, **of_preset} if of_preset.get("race") else of_preset
     for title, names in GROUPS.items():
         group = made.add_argument_group(title)
@@ -139,11 +140,11 @@ def _split_how(options: dict[str, Any]) -> dict[str, Any]:
     return {name: options.pop(name) for name in RUN_OPTION_NAMES}
 
 
-def main(argv: Sequence[str] | None = None, told: CommandHelp = RUN) -> int:
+def main(argv: Sequence[str] | None = None, command: CommandHelp = RUN) -> int:
     """Entry point of the command, and of every process that torchrun or srun starts.
 
     Returns the exit code, which `close.py` decides, or `conductor.py` for a run that broke off.
-    `told` is of the command that was typed, where that is a run with a preset of its own.
+    `command` is the one that was typed, where that is a run with a preset of its own.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
 
@@ -151,9 +152,9 @@ def main(argv: Sequence[str] | None = None, told: CommandHelp = RUN) -> int:
         os.environ.update(make_ranks_environment(os.environ))
         there = read_launch(os.environ)
         try:
-            options = vars(make_parser(told).parse_args(arguments))
-            if told.refused and (options["resume"] is not None or options["preset"] != told.name):
-                whose = f"are options of {format_command('run')}, not of {format_command(told.name)}"
+            options = vars(make_parser(command).parse_args(arguments))
+            if command.refused and (options["resume"] is not None or options["preset"] != command.name):
+                whose = f"are options of {format_command('run')}, not of {format_command(command.name)}"
                 raise UsageError(f"--preset and --resume {whose}")
             return _run_command(options, arguments, there)
         except UsageError as error:
@@ -161,7 +162,7 @@ def main(argv: Sequence[str] | None = None, told: CommandHelp = RUN) -> int:
                 raise
             return error.exit_code  # all of a launcher's processes refuse alike, and the first one speaks
 
-    return run_command(told.name, run)
+    return run_command(command.name, run)
 
 
 def _run_command(options: dict[str, Any], arguments: list[str], there: Launch | None) -> int:
@@ -208,6 +209,23 @@ def _run_command(options: dict[str, Any], arguments: list[str], there: Launch | 
             return ExitCode.OK
         done = RunOptions(arguments=arguments, resume=resume, quiet=how["quiet"], as_json=how["json"])
         return Conductor(settings, done, workers, began_s=began_s).run()
+
+
+@contextlib.contextmanager
+def hold_workers(settings: Settings) -> Iterator[Workers]:
+    """Workers for a run of these settings, none of them started; at the end all are gone."""
+    there = read_launch(os.environ)
+    raise_open_file_limit(there.world_size if there else 0)
+    variables = {} if there else make_worker_variables(guess_device(settings))
+    remove_abandoned()  # by commands that were killed before; at the end by workers that are killed here
+    processes = Processes(variables, list_modules(settings))
+    try:
+        with contextlib.closing(Workers(processes, there)) as workers:
+            yield workers
+    except RestartError as lost:  # before a run has begun, which would start them again
+        raise NotMeasuredError(str(lost)) from None
+    finally:
+        remove_abandoned()
 
 
 def _read_resumed(folder: Path, changes: Mapping[str, Any], *, is_launched: bool) -> tuple[Settings, bool]:

@@ -65,7 +65,6 @@ def open_run(
             notes = _close_earlier_attempt(recorder, settings, manifest, oom_kills)
             recorder.update_manifest(restarts=recorder.manifest.restarts + 1)
         else:
-            _retry_failed(recorder)
             _record_resume(recorder, manifest)
         begin_attempt(recorder, oom_kills)
     return recorder, lock, notes
@@ -204,14 +203,12 @@ def _keep_failure(recorder: Recorder, name: str, found: Failure, what: str) -> s
     )
 
 
-def _retry_failed(recorder: Recorder) -> None:
-    settled = recorder.journal.state.settled
-    again = [index for index, s in settled.items() if s.status in ("failed", "oom", "timeout")]
-    recorder.record_start(None, "between attempts")
-    recorder.append_event(Retry(indices=tuple(again)))
-
-
 def _record_resume(recorder: Recorder, new: Manifest) -> None:
+    """Have the cases that failed tried again, and note who goes on with what."""
+    settled = recorder.journal.state.settled
+    failed = [index for index, s in settled.items() if s.status in ("failed", "oom", "timeout")]
+    recorder.record_start(None, "between attempts")
+    recorder.append_event(Retry(indices=tuple(failed)))
     old = recorder.manifest
     utc = datetime.now(UTC).isoformat(timespec="seconds")
     again = Resumed(utc=utc, command=new.command, git=new.git)

@@ -43,9 +43,9 @@ class Processes:
         self._requests, theirs = socket.socketpair()
         with theirs:
             if sys.platform == "linux":
-                whose = map(str, (os.getpid(), theirs.fileno()))
+                whose = map(str, (theirs.fileno(), os.getpid()))
                 self.server = subprocess.Popen(
-                    make_package_command("-m", "ddp_bench.bench.worker.forks", *whose, *modules),
+                    make_package_command("-m", "ddp_bench.bench.worker.main", *whose, *modules),
                     env=os.environ | self.variables,
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,  # Ctrl-C is for this process
@@ -150,4 +150,4 @@ def list_modules(settings: Settings) -> list[str]:
     the count of FLOPs import torch's compiler, which takes more than a second in each worker.
     """
     more = ["torchvision.models"] if settings.workload is None and settings.arch != "resnet20" else []
-    return ["numpy", "ddp_bench.bench.worker.main", "torch._dynamo", *more]
+    return ["numpy", "ddp_bench.bench.worker.rank", "torch._dynamo", *more]

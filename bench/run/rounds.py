@@ -18,10 +18,10 @@ from ..results.columns import EQUAL_LAYOUT
 from ..results.journal import Completion
 from ..worker import messages as m
 from .case_runner import CaseFailedError, CaseRunner
+from .communication import ask_nccl, check_links, measure_curves
 from .failures import compute_block_limit_s
 from .schedule import AFTER_ROUNDS, LiveCase, draw_round_order, is_traced, list_unfinished
-from .standalone import ask_nccl, check_links, measure_curves
-from .stop_rule import find_converged, is_look, select_slowest
+from .stop_rule import find_converged, is_interim_look, select_slowest
 
 REFRESH_EVERY_S = 30.0
 """Results are made anew so often at most, while the ranks wait."""
@@ -52,7 +52,7 @@ class Rounds(CaseRunner):
             check_links(self)
         self._prepare_cases()
         self._drop_equal_layouts()
-        self.ask_all(m.Forget(), "giving memory back")
+        self.ask_all(m.Settle(forgets=True), "giving memory back")
         self._rounds_began_s = self.get_elapsed_s()
         measure_curves(self)
         self._count_earlier()
@@ -154,7 +154,7 @@ class Rounds(CaseRunner):
 
     def _take_look(self, num_rounds: int) -> None:
         """Show results now and then, and at a look rest the cases that have enough."""
-        look, began_s = is_look(num_rounds), self.get_elapsed_s()
+        look, began_s = is_interim_look(num_rounds), self.get_elapsed_s()
         if look or began_s >= self._refresh_at_s:
             self.recorder.refresh()
             measured, _ = tabulate_results(read_case_results(self.recorder.tables.cases))

@@ -81,28 +81,22 @@ def list_unfinished(
     measured = recorder.list_measured()
 
     def is_done(planned: Planned) -> bool:
-        case_id = planned.case.case_id
-        return settings.rounds is not None and all(
-            (case_id, phase, r) in measured
-            for phase, r in _list_fixed_blocks(planned, settings, settings.rounds)
-        )
+        if settings.rounds is None:
+            return False
+        wanted = [
+            (phase, r)
+            for r in range(1, settings.rounds + 1)
+            for phase in list_fixed_phases(planned, round_index=r, settings=settings)
+        ]
+        if is_traced(planned.case, settings, last=True):
+            wanted.append(("trace", AFTER_ROUNDS))
+        return all((planned.case.case_id, *block) in measured for block in wanted)
 
     return [
         (i, p)
         for i, p in enumerate(plan)
         if p.skip_reason is None and (i not in settled or settled[i].status == "ok") and not is_done(p)
     ]
-
-
-def _list_fixed_blocks(
-    planned: Planned, settings: ResolvedSettings, num_rounds: int
-) -> list[tuple[str, int]]:
-    found = [
-        (phase, r)
-        for r in range(1, num_rounds + 1)
-        for phase in list_fixed_phases(planned, round_index=r, settings=settings)
-    ]
-    return [*found, ("trace", AFTER_ROUNDS)] if is_traced(planned.case, settings, last=True) else found
 
 
 SHARES = {"no_sync": 0.15, "comm": 0.03, "instrumented": 0.05, "calibration": 0.2}

@@ -74,7 +74,7 @@ FIRST_LOOK_ROUND = 10
 """Rounds before the first look at the widths; each later look comes after twice as many."""
 
 
-def is_look(num_rounds: int) -> bool:
+def is_interim_look(num_rounds: int) -> bool:
     """Tell whether widths are looked at after so many rounds: 10, 20, 40, 80, ..."""
     factor, rest = divmod(num_rounds, FIRST_LOOK_ROUND)
     return rest == 0 and factor > 0 and factor & (factor - 1) == 0
@@ -123,7 +123,7 @@ class StopRule:
             # Fewer rounds can agree by chance.
             if num_rounds >= MIN_ROUNDS and self._recorder.compute_half_width() <= target:
                 return Completion.TARGET
-        elif is_look(num_rounds) and self._is_narrow():
+        elif is_interim_look(num_rounds) and self._is_narrow():
             return Completion.NARROW
         num_bytes = self._recorder.journal.state.table_bytes
         if num_bytes * (num_rounds + 1) > MAX_SHARE * MAX_CSV_BYTES * num_rounds:

@@ -11,16 +11,14 @@ import selectors
 import socket
 import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
 from ..common.cli import print_message
-from ..common.errors import ExitCode, NotMeasuredError, UsageError
-from ..common.scratch import remove_abandoned
+from ..common.errors import ExitCode, UsageError
 from ..common.text import format_list
 from ..machine.host import count_oom_kills, raise_open_file_limit
-from ..machine.launch import Launch, read_launch
-from ..plan.settings import Settings
+from ..machine.launch import Launch
 from ..worker import messages as m
 from .connections import Meeting, Worker
 from .failures import (
@@ -32,7 +30,7 @@ from .failures import (
     describe_timeout,
     find_failure,
 )
-from .processes import Processes, guess_device, list_modules, make_worker_variables
+from .processes import Processes, make_worker_variables
 
 T = TypeVar("T")
 
@@ -57,7 +55,7 @@ class Workers:
         self._processes = processes
         self.stuck = processes.stuck
         self._selector = selectors.DefaultSelector()
-        self._told_last: m.Commands = {}
+        self._last_commands: m.Commands = {}
         self.store_port = 0
         self._begin()
 
@@ -153,7 +151,7 @@ class Workers:
             return self.ask_workers({rank: command}, what, limit_s)[rank]
         finally:
             if (looker := self._workers.pop(INSPECTOR_RANK, None)) is not None:
-                looker.send(m.Quit())
+                looker.send(m.encode(m.Quit()))
                 self._forget(looker.connection)
                 self._processes.collect_exit_codes([INSPECTOR_RANK])
 
@@ -204,9 +202,9 @@ class Workers:
         self._poll(0.0)
         if self._lost:
             raise self.make_death_error(IDLE_PLACE)
-        self._told_last = commands
+        self._last_commands = commands
         for rank, command in commands.items():
-            self._workers[rank].send(command)
+            self._workers[rank].send(m.encode(command))
 
     def _poll(self, timeout_s: float) -> list[tuple[int, m.AnyAnswer | None]]:
         """Sleep until something comes: answers by rank; None from a worker that has gone."""
@@ -227,7 +225,7 @@ class Workers:
 
     def _greet(self, worker: Worker, hello: m.Hello) -> None:
         worker.host = hello.host
-        worker.send(m.Tell())
+        worker.send(m.encode(m.AskStatus()))
 
     def _forget(self, connection: socket.socket) -> None:
         with contextlib.suppress(KeyError, ValueError):
@@ -236,39 +234,41 @@ class Workers:
 
     def make_death_error(self, what: str) -> RestartError:
         """Make the error for workers that have gone in `what`, with those that go of the same."""
-        deadline_s = time.monotonic() + LINGER_S
-        while (left_s := deadline_s - time.monotonic()) > 0 and len(self._lost) < len(self._workers):
-            self._poll(left_s)
+        self._await_losses(len(self._workers))
         self._lost |= self._processes.collect_exit_codes(self._lost)
         out_of_memory = self._oom_kills is not None and (count_oom_kills() or 0) > self._oom_kills
         killed = [rank for rank, code in self._lost.items() if code is not None and code < 0]
         first = killed or [*self._lost][:1]
         took_no_part = not out_of_memory and all(
-            isinstance(self._told_last.get(k, m.Wait()), m.Wait) for k in first
+            isinstance(self._last_commands.get(k, m.Wait()), m.Wait) for k in first
         )
         what = IDLE_PLACE if self._was_idle or took_no_part else what
         return RestartError(describe_exit(self._lost, what=what, out_of_memory=out_of_memory))
 
     def is_anyone_lost(self) -> bool:
         """After a launcher's signal, tell whether a worker's end came before it, or comes now."""
-        deadline_s = time.monotonic() + LINGER_S
-        while not self._lost and (left_s := deadline_s - time.monotonic()) > 0:
-            self._poll(left_s)
+        self._await_losses(1)
         return bool(self._lost)
 
-    def _ask_status(self, ranks: Collection[int]) -> dict[int, m.Told]:
+    def _await_losses(self, number: int) -> None:
+        """Wait a little until so many workers have gone."""
+        deadline_s = time.monotonic() + LINGER_S
+        while len(self._lost) < number and (left_s := deadline_s - time.monotonic()) > 0:
+            self._poll(left_s)
+
+    def _ask_status(self, ranks: Collection[int]) -> dict[int, m.RankStatus]:
         for rank in ranks:
-            self._workers[rank].send(m.Tell())
-        told: dict[int, m.Told] = {}
+            self._workers[rank].send(m.encode(m.AskStatus()))
+        told: dict[int, m.RankStatus] = {}
         deadline_s = time.monotonic() + STATUS_TIMEOUT_S
         while len(told) < len(ranks) and (left_s := deadline_s - time.monotonic()) > 0:
-            told |= {rank: one for rank, one in self._poll(left_s) if isinstance(one, m.Told)}
+            told |= {rank: one for rank, one in self._poll(left_s) if isinstance(one, m.RankStatus)}
         return told
 
     def end(self) -> None:
         """Have all leave, and forget them."""
         for worker in self._workers.values():
-            worker.send(m.Quit())
+            worker.send(m.encode(m.Quit()))
         self._processes.collect_exit_codes(self._workers)
         self.end_at_once()
 
@@ -290,20 +290,3 @@ class Workers:
                 f"process {who} does not end though killed: the kernel holds it, as for a file server or "
                 "driver that does not answer; free it, or restart the machine"
             )
-
-
-@contextlib.contextmanager
-def hold_workers(settings: Settings) -> Iterator[Workers]:
-    """Workers for a run of these settings, none of them started; at the end all are gone."""
-    there = read_launch(os.environ)
-    raise_open_file_limit(there.world_size if there else 0)
-    variables = {} if there else make_worker_variables(guess_device(settings))
-    remove_abandoned()  # by commands that were killed before; at the end by workers that are killed here
-    processes = Processes(variables, list_modules(settings))
-    try:
-        with contextlib.closing(Workers(processes, there)) as workers:
-            yield workers
-    except RestartError as lost:  # before a run has begun, which would start them again
-        raise NotMeasuredError(str(lost)) from None
-    finally:
-        remove_abandoned()

@@ -11,7 +11,7 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from ..modes.base import list_gpus, pin_thread
 from ..plan.case import Case
 from ..plan.resolve import GpuKind
 from ..plan.settings import NCCL_BACKENDS, ResolvedSettings
-from .facts import Devices, SeenGpus
+from .facts import Devices, Gpus
 from .messages import AskNccl, Begin
 
 
@@ -76,11 +76,10 @@ def read_gpu_uuid(index: int) -> str:
     return f"GPU-{torch.cuda.get_device_properties(index).uuid}"
 
 
-def list_seen_gpus(local_rank: int) -> SeenGpus:
+def list_seen_gpus() -> Gpus:
     """List the GPUs that this process sees."""
     uuids = [read_gpu_uuid(index) for index in range(count_gpus())]
-    facts = dict(zip(uuids, describe_gpus(uuids), strict=True))
-    return SeenGpus(host=get_host_name(), local_rank=local_rank, gpus=facts)
+    return dict(zip(uuids, describe_gpus(uuids), strict=True))
 
 
 def find_devices(device: str, local_rank: int) -> Devices:
@@ -95,29 +94,25 @@ def find_devices(device: str, local_rank: int) -> Devices:
     )
     if device == "cpu" or not torch.cuda.is_available():
         return here
-    found = [torch.cuda.get_device_properties(index) for index in range(count_gpus())]
-    seen = list_seen_gpus(local_rank)
+    gpus = list_seen_gpus()
+    found = [torch.cuda.get_device_properties(index) for index in range(len(gpus))]
     return msgspec.structs.replace(
         here,
-        gpus=seen,
+        gpus=gpus,
         kind=GpuKind(
             capability=min((one.major, one.minor) for one in found),
             memory_gib=min(one.total_memory for one in found) / 2**30,
         ),
-        is_exclusive=is_exclusive([*seen.gpus]),
+        is_exclusive=is_exclusive([*gpus]),
         nccl=read_nccl_version(),
         nccl_backends=tuple(name for name in NCCL_BACKENDS if find_backend(name) is not None),
     )
 
 
-def describe_this_machine(seen: Sequence[SeenGpus]) -> FirstHost:
-    """Describe this machine as a manifest does, with the GPUs that its ranks have `seen`, each once."""
-    known = {uuid: facts for one in seen for uuid, facts in one.gpus.items()}
-    return msgspec.structs.replace(
-        describe_machine(get_host_name()),
-        gpus=tuple(known.values()),
-        gpu_pairs=tuple(describe_pairs([*known])),
-    )
+def describe_this_machine(seen: Gpus) -> FirstHost:
+    """Describe this machine as a manifest does, with the GPUs that its ranks have `seen`."""
+    gpus, pairs = tuple(seen.values()), tuple(describe_pairs([*seen]))
+    return msgspec.structs.replace(describe_machine(get_host_name()), gpus=gpus, gpu_pairs=pairs)
 
 
 def read_near_cores(device: torch.device, root: Path = Path("/")) -> frozenset[int]:
@@ -212,8 +207,8 @@ def describe_rank(place: Place, local_rank: int, bound_cores: str) -> RankPlace:
 def describe_rank_host(asked: Begin, place: RankPlace) -> tuple[FirstHost, dict[str, str]]:
     """Describe the host of a rank, and what has to be the same of hosts that train together."""
     settings = asked.settings
-    own = [list_seen_gpus(place.local_rank)] if settings.device == "cuda" else []
-    machine = describe_this_machine(asked.seen or own)
+    own = list_seen_gpus() if settings.device == "cuda" else {}
+    machine = describe_this_machine(asked.gpus or own)
     whole = Manifest(
         environment=machine, versions=get_versions(), git=describe_package_commit(), settings=settings
     )

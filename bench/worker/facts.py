@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..machine.manifest import FirstHost, Gpu, Model, RankPlace, WorkloadCode
 from ..machine.records import Record
@@ -14,19 +14,8 @@ from ..plan.resolve import GpuKind
 from ..results.block_times import BlockTimes, Compilation, DeviceMemory, ProofResult, make_memory_columns
 from ..results.columns import MIN_NUMBER
 
-
-class SeenGpus(Record, frozen=True):
-    """The GPUs that a rank sees."""
-
-    host: str
-    local_rank: int
-    gpus: dict[str, Gpu]
-    """Facts of each from NVML, by the UUID that torch tells, in the order of CUDA's indices."""
-
-    @property
-    def own(self) -> str:
-        """The UUID of the one that the rank trains on, as `choose_gpu` chooses it."""
-        return [*self.gpus][self.local_rank % len(self.gpus)]
+Gpus: TypeAlias = dict[str, Gpu]
+"""GPUs that processes see, in CUDA's order: what NVML says of each, by the UUID that torch tells."""
 
 
 class Devices(Record, frozen=True):
@@ -40,8 +29,8 @@ class Devices(Record, frozen=True):
     host: str = ""
     boot_id: str = ""
     """The kernel's name for this start of the host, which no other host has; empty where it gives none."""
-    gpus: SeenGpus | None = None
-    """None without GPUs, or where none is asked for."""
+    gpus: Gpus = {}
+    """Empty without GPUs, or where none is asked for."""
     kind: GpuKind | None = None
     """The least of them."""
     is_exclusive: bool = False
@@ -50,6 +39,11 @@ class Devices(Record, frozen=True):
     """NCCL's version, which may end in a word; empty where torch was built without it."""
     nccl_backends: tuple[str, ...] = ()
     """Those of `NCCL_BACKENDS` that torch has."""
+
+    @property
+    def own_gpu(self) -> str:
+        """UUID of the GPU that the rank trains on, as `choose_gpu` chooses it."""
+        return [*self.gpus][self.local_rank % len(self.gpus)]
 
 
 class Inspected(Record, frozen=True):

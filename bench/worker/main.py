@@ -1,31 +1,38 @@
-"""A worker's process: it connects to the conductor, does what it is told, and ends with the connection."""
+"""A worker's process: it connects to the conductor, does what it is told, and ends with the connection.
+
+Importing torch costs seconds of a core: on one machine the workers are forks of a process that has done so.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
 import gc
+import importlib
+import json
 import os
 import queue
+import signal
 import socket
 import sys
 import tempfile
 import threading
 import time
 import warnings
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..common.cli import get_message_prefix, run_command
 from ..common.errors import ExitCode
-from ..common.process import get_host_name, set_default_signals
+from ..common.process import end_with, get_host_name, get_waiting, note_waiting, set_default_signals
 from ..common.tracebacks import cut_traceback
 from ..machine.launch import Launch
-from ..measure.groups import get_waiting, note_waiting
 from . import messages as m
-from .rank import Rank
-from .stores import ADDRESS_KEY, join_store
+
+if TYPE_CHECKING:
+    from .rank import Rank
 
 CONNECT_TIMEOUT_S = 600.0
 """Seconds that a worker looks for its conductor: allocations and slow file systems can take minutes."""
@@ -77,9 +84,9 @@ class Connection:
         with contextlib.suppress(OSError, ValueError):
             while line := self._lines.readline(m.MAX_BYTES):
                 command = m.decode(line, m.AnyCommand)
-                if isinstance(command, m.Tell):
+                if isinstance(command, m.AskStatus):
                     self.send(
-                        m.Told(
+                        m.RankStatus(
                             waits_for=get_waiting(),
                             where=self._describe_frame(),
                             stacks=cut_traceback(format_stacks()),
@@ -135,6 +142,8 @@ def start(descriptor: int) -> NoReturn:
     _print_to_stderr()
 
     def run_worker() -> int:
+        from .rank import Rank  # with torch, which the process that it is a fork of has imported
+
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed()  # Python's own generator does so itself
         connected = socket.socket(fileno=descriptor)
@@ -149,6 +158,9 @@ def start(descriptor: int) -> NoReturn:
 
 def join(launch: Launch) -> NoReturn:
     """Be a worker that torchrun or srun has started: find the conductor in the launcher's store."""
+    from .rank import Rank
+    from .stores import ADDRESS_KEY, join_store
+
     set_default_signals()
     _print_to_stderr()
     rank = Rank(launch.rank, launch.local_rank)
@@ -184,5 +196,76 @@ def _give_up() -> None:
     os._exit(ExitCode.USAGE)
 
 
+def can_fork() -> bool:
+    """Tell whether a fork has all of this process: not other threads, nor what a GPU's driver keeps."""
+    threads = list(Path("/proc/self/task").iterdir())
+    files = [str(file.resolve()) for file in Path("/proc/self/fd").iterdir()]
+    return len(threads) == 1 and not any(file.startswith("/dev/nvidia") for file in files)
+
+
+def start_forks(conductor: socket.socket, modules: Sequence[str]) -> tuple[dict[str, str], int] | None:
+    """Import `modules`, then answer the conductor; in a fork its environment and connection, else None.
+
+    Line by line: it forks a worker, says how one ended, and ends all that are left when the conductor has
+    gone. It waits for none. Where it cannot fork it leaves, and the conductor starts each worker by itself.
+    """
+    try:
+        for module in modules:
+            importlib.import_module(module)
+            if not can_fork():
+                return None
+    except Exception:  # noqa: BLE001 - whatever it is, a worker that imports by itself says it
+        return None
+    codes: dict[int, int | None] = {}
+    while (asked := _receive_request(conductor)) is not None:
+        request, descriptors = asked
+        if "pid" in request:
+            answer = codes[request["pid"]]
+            if answer is None and (found := os.waitpid(request["pid"], os.WNOHANG))[0]:
+                answer = codes[found[0]] = os.waitstatus_to_exitcode(found[1])
+        else:
+            server, answer = os.getpid(), os.fork()
+            if answer == 0:
+                os.setsid()
+                end_with(server)
+                return request["environment"], *descriptors
+            codes[answer] = None
+            os.close(*descriptors)
+        with contextlib.suppress(OSError):  # it has gone
+            conductor.sendall(json.dumps([request["ask"], answer]).encode() + b"\n")
+    for pid in [pid for pid, code in codes.items() if code is None]:
+        with contextlib.suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)
+    return None
+
+
+def _receive_request(conductor: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Receive the next request and its descriptor, if any; None where the conductor has gone."""
+    line, descriptors = b"", list[int]()
+    while not line.endswith(b"\n"):
+        content, more, *_ = socket.recv_fds(conductor, 2**16, 1, socket.MSG_CMSG_CLOEXEC)
+        if not content:
+            return None
+        line += content
+        descriptors += more
+    return json.loads(line), descriptors
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Be a worker with this end of a connection; or, told of its parent and modules too, fork workers."""
+    descriptor, *more = arguments
+    if not more:
+        start(int(descriptor))
+    parent, *modules = more
+    end_with(int(parent))  # imports take seconds, in which nobody reads the socket
+    with socket.socket(fileno=int(descriptor)) as conductor:
+        found = start_forks(conductor, modules)
+    if found is not None:
+        environment, connection = found
+        os.environ.clear()
+        os.environ.update(environment)
+        start(connection)
+
+
 if __name__ == "__main__":
-    start(int(sys.argv[1]))
+    main(sys.argv[1:])

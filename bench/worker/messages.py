@@ -19,7 +19,7 @@ from ..machine.records import Record
 from ..plan.case import Case
 from ..plan.settings import ResolvedSettings
 from ..results.block_times import BlockTimes, Fault
-from .facts import Begun, Devices, Inspected, Prepared, SeenGpus
+from .facts import Begun, Devices, Gpus, Inspected, Prepared
 
 MAX_BYTES = 2**28
 """Bytes of a line. The longest have a trace: 300 KiB, of a large model some MiB."""
@@ -49,8 +49,8 @@ class Hello(Answer, frozen=True):
     host: str
 
 
-class Told(Answer, frozen=True):
-    """The present work of a worker."""
+class RankStatus(Answer, frozen=True):
+    """The present work of a worker, or what it waits for."""
 
     waits_for: str
     """Empty while it works."""
@@ -78,7 +78,7 @@ class Report(Answer, frozen=True):
         return self.fault is not None and self.fault.status != "skipped"
 
 
-AnyAnswer: TypeAlias = Hello | Told | Report
+AnyAnswer: TypeAlias = Hello | RankStatus | Report
 
 
 class Command(Record, Generic[Reply_co], frozen=True, tag_field="do", tag=str.lower):
@@ -91,8 +91,8 @@ class Command(Record, Generic[Reply_co], frozen=True, tag_field="do", tag=str.lo
         return found
 
 
-class Tell(Command[None], frozen=True):
-    """Say at once, whatever is under way, what that is: a `Told`, and no `Report`."""
+class AskStatus(Command[None], frozen=True):
+    """Say at once, whatever is under way, what that is: a `RankStatus`, and no `Report`."""
 
 
 class Quit(Command[None], frozen=True):
@@ -134,8 +134,13 @@ class Begin(Command[Begun], frozen=True):
     """Its name, which no other has."""
     port: int = 0
     """Port of the store on this machine; 0: the launcher's."""
-    seen: tuple[SeenGpus, ...] = ()
+    gpus: Gpus = {}
     """GPUs that a launcher's ranks on the same host see."""
+
+    @property
+    def groups(self) -> list[GroupKey]:
+        """The process groups of the cases, in the order in which all ranks make them."""
+        return [*dict.fromkeys((case.num_ranks, case.backend) for case in self.cases if case.backend)]
 
     @property
     def num_connections(self) -> int:
@@ -143,8 +148,7 @@ class Begin(Command[Begun], frozen=True):
 
         Gloo connects every two ranks of a group.
         """
-        groups = {(case.num_ranks, case.backend) for case in self.cases if case.backend == "gloo"}
-        return 2 * self.world_size + sum(num_ranks for num_ranks, _ in groups)
+        return 2 * self.world_size + sum(count for count, backend in self.groups if backend == "gloo")
 
 
 class Wait(Command[None], frozen=True):
@@ -155,19 +159,6 @@ class Wait(Command[None], frozen=True):
 
 class Load(Command[LoadReading | None], frozen=True):
     """Read how busy the machine is."""
-
-
-class Group(Command[None], frozen=True):
-    """Make a process group; all ranks together."""
-
-    group: GroupKey
-
-
-class Link(Command[None], frozen=True):
-    """See that the first `num_ranks` ranks can communicate; all ranks together."""
-
-    num_ranks: int
-    backend: str
 
 
 class Prepare(Command[Prepared], frozen=True):
@@ -221,13 +212,11 @@ class Settle(Command[None], frozen=True):
 
     index: int | None = None
     group: GroupKey = (1, "")
+    forgets: bool = False
+    """True once all cases are prepared: what they were compared with goes, too."""
 
 
-class Forget(Command[None], frozen=True):
-    """Give back the memory of what cases were compared with: all are prepared."""
-
-
-STEP_COMMANDS = (Wait, Link, Prepare, Block, Agree, Curve, Settle)
+STEP_COMMANDS = (Wait, Prepare, Block, Agree, Curve, Settle)
 """Commands that all ranks begin together; a rank that takes no part in one is told to `Wait`."""
 
 Commands: TypeAlias = Mapping[int, Command[Any]]

@@ -24,6 +24,7 @@ from ...models.registry import count_classes, make_workload
 from ...models.step import has_fused_optimizer, has_image_inputs, set_float32_precision
 from ...models.workload import make_module
 from ..common.errors import USER_EXCEPTIONS, UsageError, UserCodeError
+from ..common.process import note_waiting
 from ..common.tracebacks import find_user_code, format_traceback
 from ..machine.host import count_oom_kills, get_versions, raise_open_file_limit
 from ..machine.load import read_load
@@ -32,10 +33,8 @@ from ..measure.allreduce import measure_allreduce_ms
 from ..measure.clock import make_clock
 from ..measure.faults import classify_error
 from ..measure.groups import (
-    check_link,
     count_launched,
     make_group,
-    note_waiting,
     set_default_group,
     wait_for_work,
 )
@@ -69,7 +68,6 @@ class Rank:
         self.store: Store | None = None
         self._groups: dict[m.GroupKey, dist.ProcessGroup | None] = {}
         self._live: dict[int, PreparedCase] = {}
-        self._bound_cores = ""
         self._control: dist.ProcessGroup | None = None
         self._alone: dist.ProcessGroup | None = None
         self._of_this_run = contextlib.ExitStack()
@@ -94,7 +92,7 @@ class Rank:
         with set_default_group(own):
             return self.compute_reply(command)
 
-    def compute_reply(self, command: m.Command[Any]) -> Any:  # noqa: C901, PLR0911, PLR0912 - a table
+    def compute_reply(self, command: m.Command[Any]) -> Any:  # noqa: C901, PLR0911 - a table
         match command:
             case m.Open():
                 return self._open(command)
@@ -108,11 +106,6 @@ class Rank:
                 return None  # only the beginning concerns this rank
             case m.Load():
                 return read_load()
-            case m.Group(group=(num_ranks, backend) as key):
-                self._groups[key] = make_group(range(num_ranks), backend)
-                return None
-            case m.Link():
-                return check_link(range(command.num_ranks), command.backend, self.place.device)
             case m.Prepare():
                 return self._prepare(command)
             case m.Block():
@@ -121,7 +114,8 @@ class Rank:
                     return live.measure(command.phase, command.steps)
             case m.Agree():
                 live = self._live[command.index]
-                return find_differing_gradients(live.trainer, self._prover.make_subject(live.case).peers)
+                subject = self._shared.prover.make_subject(live.case)
+                return find_differing_gradients(live.trainer, subject.peers)
             case m.Curve():
                 group = self._groups.get(command.group)
                 return measure_allreduce_ms(command.num_bytes, group, self.place.device, self._shared.clock)
@@ -130,9 +124,6 @@ class Rank:
                 return read_nccl_log(command, self.place.device)
             case m.Settle():
                 return self._drop_case(command)
-            case m.Forget():
-                self._prover.forget()
-                return release_memory(self.place.device)
         raise AssertionError(command)
 
     def _open(self, asked: m.Open) -> int:
@@ -171,12 +162,12 @@ class Rank:
         workload = dataclasses.replace(
             make_workload(settings, asked.num_outputs), channels_last=settings.get_first("channels_last")
         )
-        if not dist.is_initialized():
-            raise_open_file_limit(asked.num_connections)
-            self.place, self._bound_cores = take_place(asked, self.number, self._local_rank)
-            self.store = join_default_group(asked, self.number, self.store)
-            self._control = dist.group.WORLD
-            self._alone = make_group(range(1), settings.backend or "gloo")
+        raise_open_file_limit(asked.num_connections)
+        self.place, bound_cores = take_place(asked, self.number, self._local_rank)
+        self.store = join_default_group(asked, self.number, self.store)
+        self._control = dist.group.WORLD
+        self._alone = make_group(range(1), settings.backend or "gloo")
+        self._groups = {key: make_group(range(key[0]), key[1]) for key in asked.groups}
         torch.backends.cudnn.benchmark = settings.get_first("cudnn_benchmark")
         self._of_this_run.enter_context(set_float32_precision(settings.precision, self.place.device))
         maker = Maker(
@@ -187,20 +178,19 @@ class Rank:
             alone=self._alone,
             num_outputs=asked.num_outputs,
         )
-        self._prover = Prover(maker, self.place, self._control)
         self._shared = Shared(
             place=self.place,
             settings=settings,
             clock=make_clock(self.place.device),
-            prover=self._prover,
+            prover=Prover(maker, self.place, self._control),
             telemetry=start_sampling(settings, asked.cases, self.place),
         )
-        place = describe_rank(self.place, self._local_rank, self._bound_cores)
+        place = describe_rank(self.place, self._local_rank, bound_cores)
         machine, conditions = describe_rank_host(asked, place) if self._local_rank == 0 else (None, {})
         return Begun(place=place, machine=machine, conditions=conditions, oom_kills=count_oom_kills())
 
     def _prepare(self, asked: m.Prepare) -> Prepared:
-        case, group, prover = asked.case, self._find_group(asked), self._prover
+        case, group, prover = asked.case, self._find_group(asked), self._shared.prover
         require_compiler(case, self.place.device)
         stages = prover.splitter.make_stages(case, prover.make_subject(case).peers, asked.by_device)
         gradients = None
@@ -216,6 +206,8 @@ class Rank:
         wait_for_work(self._groups.get(asked.group), self.place.device)
         if asked.index is not None and (live := self._live.pop(asked.index, None)) is not None:
             live.trainer.close()
+        if asked.forgets:
+            self._shared.prover.forget()
         gc.collect()
         release_memory(self.place.device)
 

@@ -11,7 +11,8 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from torch.distributed.rendezvous import rendezvous
 
 from ..common.errors import UsageError
-from ..measure.groups import COLLECTIVE_TIMEOUT, note_waiting
+from ..common.process import note_waiting
+from ..measure.groups import COLLECTIVE_TIMEOUT
 from .messages import LOOPBACK, Begin
 
 CONNECT_TIMEOUT = timedelta(seconds=10)

@@ -56,7 +56,7 @@ def server_of(conductor):
     (server,) = [
         one
         for one in psutil.Process(conductor.process.pid).children()
-        if "worker.forks" in " ".join(one.cmdline())
+        if "worker.main" in " ".join(one.cmdline())
     ]
     return server, sorted(server.children(), key=lambda one: one.create_time())
 

@@ -185,7 +185,7 @@ def test_the_end_of_a_killed_rank_is_seen_though_a_fork_of_it_lives():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.settimeout(LIMIT_S)
-        ours.sendall(m.encode(m.Tell()))
+        ours.sendall(m.encode(m.AskStatus()))
         script = [sys.executable, "-c", FORKS, str(theirs.fileno())]
         with subprocess.Popen(script, pass_fds=[theirs.fileno()], stdout=subprocess.PIPE) as rank:
             theirs.close()

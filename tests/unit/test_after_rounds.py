@@ -57,17 +57,15 @@ class FakeWorkers:
         return self._num_ranks
 
     def ask(self, commands, _what, _limit_s):
+        if not isinstance(commands[0], m.Block):
+            return {
+                r: m.Report(value=() if isinstance(one, m.Agree) else None) for r, one in commands.items()
+            }
         if FakeWorkers.num_blocks == self._most:
             raise BrokenOffError
         FakeWorkers.num_blocks += 1
         block = {"block_ms": 1.0, "steps_ms": [1.0]}
-        values = {r: block | ({"detail": self.detail} if r else {}) for r in commands}
-        return {
-            r: m.Report(value=values[r] if isinstance(one, m.Block) else None) for r, one in commands.items()
-        }
-
-    def ask_workers(self, commands, *_):
-        return dict.fromkeys(commands)
+        return {r: m.Report(value=block | ({"detail": self.detail} if r else {})) for r in commands}
 
 
 class FakeClock:
@@ -265,7 +263,6 @@ def test_a_case_is_proven_once_whatever_starts_its_workers_again(settled, asked)
         recorder=SimpleNamespace(
             journal=SimpleNamespace(state=state), set_outcome=lambda *_, **__: written.append("outcome")
         ),
-        _make_group=lambda _: None,
         _ask_case=lambda _, __, told, ___: done.append((told.proves, told.by_device)) or [ready, ready],
         _read_proof=lambda *_: {},
         _record=lambda *_: written.append("warmup"),
@@ -287,8 +284,11 @@ def test_a_case_is_proven_once_whatever_starts_its_workers_again(settled, asked)
 )
 def test_ranks_that_no_case_needs_wait_for_what_all_begin_together_alone(command, told):
     """A launcher may start more than the largest case has; in a barrier that nobody joins they would stay."""
-    run = SimpleNamespace(workers=range(4))
-    assert [type(one) for one in CaseRunner.assign_commands(run, command, 2).values()] == told
+    workers, asked = FakeWorkers(4, 0), {}
+    workers.ask = lambda commands, *_: asked.update(commands)
+    run = SimpleNamespace(workers=workers, recorder=SimpleNamespace(record_start=lambda *_: None))
+    CaseRunner.ask(run, command, "the test", 1.0, num_ranks=2)
+    assert [type(one) for one in asked.values()] == told
 
 
 def tables_of(page):

@@ -10,15 +10,16 @@ from ddp_bench.bench.common.errors import NotMeasuredError
 from ddp_bench.bench.machine.manifest import RankPlace
 from ddp_bench.bench.plan.buckets import BucketLayout
 from ddp_bench.bench.results.block_times import Fault
-from ddp_bench.bench.run.failures import Failure, RestartError
-from ddp_bench.bench.run.standalone import (
+from ddp_bench.bench.run.communication import (
     CURVE_BYTES,
     CURVE_REPETITIONS,
     MIN_REPETITIONS,
     _time_curve,
+    _time_once,
     ask_nccl,
     check_links,
 )
+from ddp_bench.bench.run.failures import Failure, RestartError
 from ddp_bench.bench.worker import messages as m
 
 MIB = 2**20
@@ -59,26 +60,20 @@ def test_a_slow_link_is_measured_less_often_and_a_size_that_fails_has_no_time():
     assert Counter(map(len, found.values())) == {CURVE_REPETITIONS: len(found)}
 
 
-class Four(SimpleNamespace):
-    def __len__(self):
-        return 4
-
-
 def link_checked(answer, limits_s=None, **more):
     """The first all-reduce of four ranks, which answer so; what they were asked."""
     asked, limits_s = [], [] if limits_s is None else limits_s
     settings = resolved(gpus=(1, 4), modes=("ddp",), bucket_cap_mb=("default",), **more)
 
-    def ask(commands, _, limit_s):
+    def ask(command, _, limit_s, *, num_ranks):
         limits_s.append(limit_s)
-        asked.extend(commands.values())
+        asked.append((command, num_ranks))
         return answer()
 
     run = SimpleNamespace(
-        workers=Four(ask=ask),
+        ask=ask,
         settings=settings,
         plan=planned(settings),
-        recorder=SimpleNamespace(record_start=lambda *_: None),
         places=[RankPlace(rank=rank, host="h", device=f"cuda:{rank}") for rank in range(4)],
     )
     check_links(run)
@@ -90,8 +85,8 @@ def hangs():
 
 
 def test_the_first_all_reduce_is_asked_for_once_and_ranks_that_do_not_communicate_are_named():
-    link = m.Link(num_ranks=4, backend="gloo")
-    assert link_checked(lambda: {rank: m.Report() for rank in range(4)}) == [link] * 4
+    asked = (m.Curve(group=(4, "gloo"), num_bytes=4096), 4)
+    assert link_checked(lambda: {rank: m.Report() for rank in range(4)}) == [asked]
     bad = m.Report(fault=Fault("failed", "unhandled system error"))
     for answer, why in (
         (hangs, "no end of it within 20 s; where it is only slow, a longer --case-timeout waits for it"),
@@ -111,6 +106,19 @@ def test_a_longer_time_limit_waits_longer_for_the_first_all_reduce():
     assert short == usual < longer == 300.0
 
 
+def test_a_failed_curve_after_which_the_ranks_start_again_is_not_measured_once_more():
+    """The conductor gives up what has failed: without a failure it would meet this one again and again."""
+
+    def release_ranks(*_):
+        raise RestartError
+
+    reports = {0: m.Report(fault=Fault("oom", "out of GPU memory"), launched=3), 1: m.Report(launched=4)}
+    run = SimpleNamespace(ask=lambda *_, **__: reports, settings=resolved(), release_ranks=release_ranks)
+    with pytest.raises(RestartError) as lost:
+        _time_once(run, (2, "gloo"), MIB)
+    assert (lost.value.failure.status, lost.value.failure.reason) == ("oom", "out of GPU memory")
+
+
 def asked_of_nccl(log, backend="nccl", known=None):
     """What a run of two and four ranks, the larger of them with two layouts, asks NCCL and writes down."""
     cases = [case_of(num_devices=n, bucket_cap_mb=cap, comm_hook=hook, backend=backend) for n, cap, hook in (
@@ -122,7 +130,6 @@ def asked_of_nccl(log, backend="nccl", known=None):
         manifest=SimpleNamespace(nccl=known),
         journal=SimpleNamespace(state=SimpleNamespace(layouts=layouts)),
         launch=1,
-        record_start=lambda *_: None,
         update_manifest=lambda **facts: done.append(facts),
     )
     run = SimpleNamespace(

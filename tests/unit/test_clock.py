@@ -26,7 +26,7 @@ from ddp_bench.bench.measure.timed import Trainer, run_block
 from ddp_bench.bench.modes.base import Mode
 from ddp_bench.bench.plan.buckets import BucketLayout
 from ddp_bench.bench.predict.from_pass import compute_slowdowns
-from ddp_bench.bench.run.standalone import CURVE_BYTES
+from ddp_bench.bench.run.communication import CURVE_BYTES
 from ddp_bench.bench.worker import held_case
 from ddp_bench.models.data import DeviceSource
 from ddp_bench.models.step import set_float32_precision

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from doctor_machines import write
-from made import case_of, torchrun
+from made import case_of, inspected, torchrun
 from msgspec.structs import replace
 from stand_ins import stand_in
 
 from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.machine.launch import Launch
-from ddp_bench.bench.machine.manifest import Gpu, GpuPair, Model
+from ddp_bench.bench.machine.manifest import Gpu, GpuPair
 from ddp_bench.bench.modes import Place, base, list_devices
 from ddp_bench.bench.modes.base import list_gpus
 from ddp_bench.bench.plan.resolve import GpuKind, fill_device_defaults, resolve
@@ -29,20 +29,23 @@ from ddp_bench.bench.worker.devices import (
     list_seen_gpus,
     read_near_cores,
 )
-from ddp_bench.bench.worker.facts import Devices, Inspected, SeenGpus
+from ddp_bench.bench.worker.facts import Devices
 
 
-def saw(host, rank, *uuids):
-    return SeenGpus(host=host, local_rank=rank, gpus={uuid: Gpu(uuid=uuid, name="A") for uuid in uuids})
+def seen(*uuids):
+    return {uuid: Gpu(uuid=uuid, name="A") for uuid in uuids}
 
 
-def launched(*seen, per_node=None):
+def launched(*gpus, per_node=None):
     """The machine of a launcher's ranks, of which each sees these GPUs, a letter each."""
-    per_node = per_node or len(seen)
-    ranks = [saw(f"host{r // per_node}", r % per_node, *gpus) for r, gpus in enumerate(seen)]
+    per_node = per_node or len(gpus)
+    ranks = [
+        Devices(cores=(), host=f"host{rank // per_node}", local_rank=rank % per_node, gpus=seen(*own))
+        for rank, own in enumerate(gpus)
+    ]
     hosts = tuple(one.host for one in ranks)
     return add_visible_gpus(
-        Machine(device_type="cuda", devices_per_node=len(seen[0]), rank_hosts=hosts), ranks
+        Machine(device_type="cuda", devices_per_node=len(gpus[0]), rank_hosts=hosts), ranks
     )
 
 
@@ -117,7 +120,7 @@ KIND = GpuKind(capability=(9, 0), memory_gib=80.0)
 def backends(nccl, has=(), **asked):
     """Of the cases on two GPUs of a torch with this NCCL, as its rank tells of it."""
     look = messages.Look(device="auto")
-    told = Devices(cores=(0, 1), gpus=saw("here", 0, "a", "b"), kind=KIND, nccl=nccl, nccl_backends=has)
+    told = Devices(cores=(0, 1), gpus=seen("a", "b"), kind=KIND, nccl=nccl, nccl_backends=has)
     line = messages.encode(messages.Report(value=told))
     found = look.read_reply(messages.decode(line, messages.AnyAnswer))
     asked = resolve({"arch": "resnet20", "gpus": "2", "modes": "ddp", **asked})
@@ -141,21 +144,12 @@ def test_a_version_of_nccl_may_end_in_a_word_and_torch_may_be_built_without(monk
 
 
 def inspect(settings):
-    """What is told of a workload that is like the built-in ones."""
-    size = settings.image_size
-    return Inspected(
-        model=Model(arch="net"),
-        image_size=size,
-        unit="images",
-        units_per_sample=1,
-        has_fused_optimizer=True,
-        takes_images=True,
-    )
+    return inspected(image_size=settings.image_size)
 
 
 def test_an_old_nccl_shares_only_where_there_is_one_gpu():
     """Its host ids would make a real pair of GPUs talk through sockets."""
-    two = Devices(cores=(0, 1), gpus=saw("here", 0, "a", "b"), kind=KIND, nccl=(2, 28, 9))
+    two = Devices(cores=(0, 1), gpus=seen("a", "b"), kind=KIND, nccl=(2, 28, 9))
     asked = resolve({"arch": "resnet20", "gpus": "4", "share_gpus": "on"})
     with pytest.raises(UsageError, match=r"NCCL 2\.28\.9 .* CUDA_VISIBLE_DEVICES=0"):
         make_job(asked, [two], inspect)
@@ -207,7 +201,8 @@ def two_gpus(monkeypatch):
 def test_the_gpu_that_a_rank_takes_is_the_one_it_says():
     for local_rank in range(4):
         index = choose_gpu(local_rank).index
-        assert list_seen_gpus(local_rank).own == f"GPU-{gpu(index).uuid}" == f"GPU-{local_rank % 2:036d}"
+        own = Devices(cores=(), local_rank=local_rank, gpus=list_seen_gpus()).own_gpu
+        assert own == f"GPU-{gpu(index).uuid}" == f"GPU-{local_rank % 2:036d}"
 
 
 def test_a_host_lists_what_its_ranks_see_once_each(monkeypatch):
@@ -218,17 +213,19 @@ def test_a_host_lists_what_its_ranks_see_once_each(monkeypatch):
     asked = []
     monkeypatch.setattr(devices, "describe_pairs", pairs)
     monkeypatch.setattr(devices, "get_host_name", lambda: "here")
-    found = describe_this_machine([saw("here", 0, "b"), saw("here", 1, "a", "b")])
+    found = describe_this_machine(seen("b") | seen("a", "b"))
     assert [one.uuid for one in found.gpus or ()] == ["b", "a"]
     assert asked == [["b", "a"]]
     assert found.gpu_pairs == (GpuPair(first=0, second=1, peer_access=False),)
-    assert describe_this_machine(()).gpus == ()
+    assert describe_this_machine({}).gpus == ()
 
 
 @pytest.mark.parametrize(("sees", "num_gpus"), [(("a", "b"), 2), (("a", "a"), 1)])
 def test_what_launched_ranks_see_decides_the_plan(sees, num_gpus):
     """Each sees one GPU, of its own or the same."""
-    both = [Devices(cores=(0, 1), gpus=saw("here", rank, uuid), kind=KIND) for rank, uuid in enumerate(sees)]
+    both = [
+        Devices(cores=(0, 1), local_rank=rank, gpus=seen(uuid), kind=KIND) for rank, uuid in enumerate(sees)
+    ]
     plan = make_job(
         resolve({"arch": "resnet20", "bucket_cap_mb": "default"}), both, inspect, torchrun(2)
     ).plan

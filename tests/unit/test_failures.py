@@ -17,7 +17,7 @@ from ddp_bench.bench.modes.base import UnusedParametersError
 from ddp_bench.bench.plan.resolve import fill_device_defaults
 from ddp_bench.bench.plan.settings import Settings
 from ddp_bench.bench.results.block_times import Fault
-from ddp_bench.bench.results.journal import Curve, Settled, State, UnderWay
+from ddp_bench.bench.results.journal import Curve, Settled, State
 from ddp_bench.bench.run import failures
 from ddp_bench.bench.run.failures import (
     MIN_BLOCK_STEPS,
@@ -83,10 +83,10 @@ def test_what_is_kept_shows_no_control_characters():
     assert "\nrank 0: raised\nTraceback:\n        x = '\\x1b[2J'\n" in text
 
 
-def state(*statuses, blocks=5, curves=0, on=None):
+def state(*statuses, blocks=5, curves=0):
     settled = {index: Settled(index=index, status=status) for index, status in enumerate(statuses)}
     done = {(n, "gloo"): Curve(num_ranks=n, backend="gloo") for n in range(curves)}
-    return State(settled=settled, curves=done, num_blocks=blocks, under_way=on)
+    return State(settled=settled, curves=done, num_blocks=blocks)
 
 
 @pytest.mark.parametrize(
@@ -96,24 +96,11 @@ def state(*statuses, blocks=5, curves=0, on=None):
         state("ok", "ok"),
         state("failed"),
         state("ok", curves=1),
-        state("ok", on=UnderWay(index=0, what="round 1 (timed)")),
-        state("ok", on=UnderWay(index=1, what="its preparation")),
-        state("ok", on=UnderWay(what="a curve", curve=(2, "gloo"))),
     ],
-    ids=["a block", "a case", "a failed case", "a curve", "ends a case", "ends a new case", "ends a curve"],
+    ids=["a block", "a case", "a failed case", "a curve"],
 )
 def test_what_counts_as_progress(later):
     assert failures.compute_progress(later) != failures.compute_progress(state("ok"))
-
-
-def test_the_case_that_an_attempt_died_in_counts_once():
-    """Before the next attempt has given it up and after."""
-    died = state("ok", "ok", on=UnderWay(index=1, what="round 1 (timed)"))
-    assert failures.compute_progress(died) == failures.compute_progress(state("ok", "failed"))
-    curve = UnderWay(what="a curve", curve=(0, "gloo"))
-    assert failures.compute_progress(state(on=curve)) == failures.compute_progress(state(curves=1, on=curve))
-    between = state("ok", on=UnderWay(what="between rounds"))
-    assert failures.compute_progress(between) == failures.compute_progress(state("ok"))
 
 
 def test_two_attempts_in_a_row_without_progress_are_the_end():

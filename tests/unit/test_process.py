@@ -35,7 +35,8 @@ def test_settings_of_the_users_own_stay(given, added):
 @pytest.mark.parametrize(
     ("module", "others"),
     [
-        ("worker.main", "pandas scipy.stats ddp_bench.report.build"),
+        ("worker.main", "torch"),
+        ("worker.rank", "pandas scipy.stats ddp_bench.report.build"),
         ("run.conductor", "torch"),
         ("measure.telemetry", "torch"),
     ],

@@ -16,7 +16,7 @@ from ddp_bench.bench.run.stop_rule import (
     FIRST_LOOK_ROUND,
     StopRule,
     find_converged,
-    is_look,
+    is_interim_look,
 )
 from ddp_bench.bench.stats.fit import MIN_ROUNDS
 from ddp_bench.bench.stats.interval import Interval
@@ -220,7 +220,7 @@ def test_neither_timed_nor_no_sync_always_comes_first():
 
 
 def test_looks_are_at_ten_and_twice_as_many_each():
-    assert [n for n in range(400) if is_look(n)] == [10, 20, 40, 80, 160, 320]
+    assert [n for n in range(400) if is_interim_look(n)] == [10, 20, 40, 80, 160, 320]
 
 
 def comparison(first, second, half_width, *, middle=1.0):
@@ -247,20 +247,12 @@ def test_a_case_in_no_comparison_rests_by_its_rate():
     assert find_converged(by, widths) == {"one"}
 
 
-class FakeRecorder(SimpleNamespace):
-    """What the rule asks of a recorder."""
-
-    tables: SimpleNamespace
-    width: float = math.nan
-    journal: SimpleNamespace
-
-    def compute_half_width(self):
-        return self.width
-
-
 def rule(*by, width=math.nan, elapsed_s=0.0, num_bytes=0, **settings):
-    journal = SimpleNamespace(state=State(table_bytes=num_bytes))
-    recorder = FakeRecorder(tables=SimpleNamespace(comparisons=list(by)), width=width, journal=journal)
+    recorder = SimpleNamespace(
+        tables=SimpleNamespace(comparisons=list(by)),
+        compute_half_width=lambda: width,
+        journal=SimpleNamespace(state=State(table_bytes=num_bytes)),
+    )
     return StopRule(resolved(**settings), recorder, lambda: elapsed_s)
 
 

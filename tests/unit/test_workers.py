@@ -17,36 +17,28 @@ import msgspec
 import psutil
 import pytest
 from commands import eventually, listening
-from made import planned, resolved, torchrun
+from made import inspected, planned, resolved, torchrun
 
 from ddp_bench.bench.common.errors import ExitCode, UsageError
-from ddp_bench.bench.machine.manifest import Gpu, Model
+from ddp_bench.bench.machine.manifest import Gpu
 from ddp_bench.bench.plan.settings import Settings
 from ddp_bench.bench.plan.sweep import Machine
 from ddp_bench.bench.results.block_times import BlockTimes, Fault
 from ddp_bench.bench.run import connections
+from ddp_bench.bench.run import main as main_module
 from ddp_bench.bench.run import workers as module
 from ddp_bench.bench.run.close import RunOptions
 from ddp_bench.bench.run.conductor import Conductor
 from ddp_bench.bench.run.connections import Meeting
 from ddp_bench.bench.run.failures import RestartError
 from ddp_bench.bench.run.job import Job
-from ddp_bench.bench.run.main import main
 from ddp_bench.bench.run.workers import Workers
 from ddp_bench.bench.worker import messages as m
-from ddp_bench.bench.worker.facts import Inspected, SeenGpus
+from ddp_bench.bench.worker.facts import Devices
 
 LIMIT_S = 30.0
 NO_END = "no end of the test within 0.1 s"
-LINE = Inspected(
-    model=Model(),
-    image_size=None,
-    unit="images",
-    units_per_sample=1,
-    has_fused_optimizer=True,
-    takes_images=False,
-)
-TOLD = m.Told(waits_for="the other ranks", where="", stacks="stacks")
+TOLD = m.RankStatus(waits_for="the other ranks", where="", stacks="stacks")
 
 
 class FakeProcesses:
@@ -122,7 +114,7 @@ def both():
 
 
 def well(command):
-    return TOLD if isinstance(command, m.Tell) else m.Report(value=type(command).__name__.lower())
+    return TOLD if isinstance(command, m.AskStatus) else m.Report(value=type(command).__name__.lower())
 
 
 def raising(reason, **more):
@@ -133,8 +125,12 @@ def silent(_):
     return None
 
 
-def waiting(command):
-    return TOLD if isinstance(command, m.Tell) else None
+def stuck(status):
+    return lambda command: status if isinstance(command, m.AskStatus) else None
+
+
+waiting = stuck(TOLD)
+at_work = stuck(m.RankStatus(waits_for="", where="in work (net.py:3)", stacks=""))
 
 
 def unread(_):
@@ -150,10 +146,11 @@ def dies(_):
     raise EOFError
 
 
-def at_work(command):
-    return (
-        m.Told(waits_for="", where="in work (net.py:3)", stacks="") if isinstance(command, m.Tell) else None
-    )
+def failure_of(workers, commands, what="the test", limit_s=LIMIT_S):
+    """The failure after which the workers have to start again."""
+    with pytest.raises(RestartError) as lost:
+        workers.ask(commands, what, limit_s)
+    return lost.value.failure
 
 
 def late(deed):
@@ -176,32 +173,26 @@ def test_one_that_died_before_it_read_a_command_did_not_die_of_it(started, monke
     if deed is leaving:
         workers.ask({1: m.Wait()}, "round 1 (timed)", LIMIT_S)
         time.sleep(0.2)
-    with pytest.raises(RestartError) as lost:
-        workers.ask({1: m.Wait()}, "round 2 (timed)", LIMIT_S)
-    failure = lost.value.failure
+    failure = failure_of(workers, {1: m.Wait()})
     assert failure.reason == "rank 1 was killed by signal 9 (SIGKILL) in its wait for the next command"
     assert failure.was_idle
 
 
 def test_a_case_is_not_to_blame_for_a_rank_that_takes_no_part_in_it(started):
-    with pytest.raises(RestartError) as lost:
-        started(waiting, dies, codes={1: -9}).ask({0: m.Load(), 1: m.Wait()}, "round 1 (timed)", LIMIT_S)
-    assert lost.value.failure.was_idle
+    assert failure_of(started(waiting, dies, codes={1: -9}), {0: m.Load(), 1: m.Wait()}).was_idle
 
 
 def test_a_case_is_not_to_blame_for_a_rank_that_was_told_nothing(started):
     """As where the first rank alone splits a model's layers."""
 
     def lets_the_other_go(command):
-        if isinstance(command, m.Tell):
+        if isinstance(command, m.AskStatus):
             return TOLD
         workers._workers[1].connection.shutdown(socket.SHUT_RD)
         return None
 
     workers = started(lets_the_other_go, waiting, codes={1: -9})
-    with pytest.raises(RestartError) as lost:
-        workers.ask({0: m.Load()}, "its preparation", LIMIT_S)
-    assert lost.value.failure.was_idle
+    assert failure_of(workers, {0: m.Load()}).was_idle
 
 
 MISSING = raising("gloo: Connection closed by peer", restart=True, is_cause=False)
@@ -221,18 +212,15 @@ MISSING = raising("gloo: Connection closed by peer", restart=True, is_cause=Fals
     ids=["killed", "ended", "at work", "all wait", "raises alone", "raises late", "missed by another"],
 )
 def test_the_one_to_blame_is_named(started, deeds, codes, limit_s, reason):
-    with pytest.raises(RestartError) as lost:
-        started(*deeds, codes=codes).ask(both(), "the test", limit_s)
-    assert lost.value.failure.reason == reason
+    failure = failure_of(started(*deeds, codes=codes), both(), limit_s=limit_s)
+    assert failure.reason == reason
     if "bug" in reason:
         ranks = {0: "ended because another rank failed", 1: "raised\nTraceback: ValueError: bug"}
-        assert lost.value.failure.ranks == ranks
+        assert failure.ranks == ranks
 
 
 def test_one_that_does_not_answer_is_named(started):
-    with pytest.raises(RestartError) as lost:
-        started(waiting, silent).ask(both(), "the test", 0.1)
-    failure = lost.value.failure
+    failure = failure_of(started(waiting, silent), both(), limit_s=0.1)
     assert failure.reason == f"{NO_END}: rank 1 on here gave no answer"
     assert failure.ranks == {0: "waited for the other ranks\nstacks", 1: "gave no answer"}
 
@@ -451,16 +439,16 @@ def test_1024_ranks_meet_that_come_at_once_where_the_soft_limit_is_as_many(monke
             ranks[-1].sendall(m.encode(hello(rank, token=token)))
 
     fake.opened = all_come
-    monkeypatch.setattr(module, "Processes", lambda *_: fake)
-    monkeypatch.setattr(module, "read_launch", lambda _: there)
+    monkeypatch.setattr(main_module, "Processes", lambda *_: fake)
+    monkeypatch.setattr(main_module, "read_launch", lambda _: there)
     monkeypatch.setattr(module, "MEETING_TIMEOUT_S", LIMIT_S)
     resource.setrlimit(resource.RLIMIT_NOFILE, (num_ranks, hard))
     try:
-        with module.hold_workers(Settings()) as workers:
+        with main_module.hold_workers(Settings()) as workers:
             workers.open()
             assert len(workers) == num_ranks
             for connection in ranks:
-                assert m.decode(connection.recv(2**10).rstrip(), m.AnyCommand) == m.Tell()
+                assert m.decode(connection.recv(2**10).rstrip(), m.AnyCommand) == m.AskStatus()
     finally:
         for connection in ranks:
             connection.close()
@@ -498,11 +486,13 @@ def test_what_a_rank_is_told_does_not_grow_with_the_cases_or_with_the_gpus_of_ot
     def begun(num_caps, num_others):
         caps = [*map(str, range(1, num_caps + 1))]
         settings = resolved(modes=["single", "ddp"], gpus=[2], bucket_cap_mb=caps)
-        gpus = {"GPU-0": Gpu(uuid="GPU-0", name="A")}
-        saw = [SeenGpus(host=host, local_rank=0, gpus=gpus) for host in ("here", *"t" * num_others)]
+        saw = [
+            Devices(cores=(0,), host=host, gpus={f"GPU-{number}": Gpu(name="A")})
+            for number, host in enumerate(("here", *"t" * num_others))
+        ]
         machine = Machine(device_type="cpu", devices_per_node=2)
         plan = tuple(planned(settings))
-        job = Job(settings=settings, machine=machine, plan=plan, inspected=LINE, seen=tuple(saw))
+        job = Job(settings=settings, machine=machine, plan=plan, inspected=inspected(), ranks=tuple(saw))
         workers = Workers(FakeProcesses(listening_to_begin, listening_to_begin))
         with contextlib.closing(workers), pytest.raises(RestartError):
             Conductor(Settings(), RunOptions(), workers, began_s=0.0)._start(job)
@@ -510,7 +500,7 @@ def test_what_a_rank_is_told_does_not_grow_with_the_cases_or_with_the_gpus_of_ot
 
     few, many = begun(2, 1), begun(200, 1000)
     assert max(many) - min(few) < 2000, "but for the list of caps"
-    assert [one.host for one in told[-1].seen] == ["here"]
+    assert [*told[-1].gpus] == ["GPU-0"]
     assert {case.mode for case in told[-1].cases} == {"single", "ddp"}
 
 
@@ -545,5 +535,8 @@ def test_a_signal_while_the_workers_start_ends_the_command_as_ctrl_c_does(monkey
         os.kill(os.getpid(), signal.SIGTERM)
         yield
 
-    monkeypatch.setattr("ddp_bench.bench.run.main.hold_workers", signalled)
-    assert main(["--modes", "ddp", "--gpus", "1", "--device", "cpu", "--dry-run"]) == ExitCode.INTERRUPTED
+    monkeypatch.setattr(main_module, "hold_workers", signalled)
+    assert (
+        main_module.main(["--modes", "ddp", "--gpus", "1", "--device", "cpu", "--dry-run"])
+        == ExitCode.INTERRUPTED
+    )

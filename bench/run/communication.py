@@ -1,4 +1,4 @@
-"""Measurements beside cases: links, all-reduces by themselves, NCCL's choices."""
+"""Communication measured beside cases: links, all-reduces by themselves, NCCL's choices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..plan.case import get_wire_share
 from ..results.journal import Curve
 from ..worker import messages as m
 from .case_runner import CaseRunner
-from .failures import RestartError, add_location, compute_preparing_limit_s, find_cause
+from .failures import RestartError, add_location, compute_preparing_limit_s, find_cause, find_failure
 
 CHECK_TIMEOUT_S = {"cpu": 20.0, "cuda": 60.0}
 """Limit of the first all-reduce by kind of device; communicators of eight GPUs take a second or two, their
@@ -31,16 +31,15 @@ def check_links(run: CaseRunner) -> None:
     cases = [p.case for p in run.plan if p.skip_reason is None and p.case.num_ranks > 1 and p.case.backend]
     if not cases:
         return
-    num_ranks, backend = max(case.num_ranks for case in cases), cases[0].backend
-    what = "the first all-reduce"
-    run.recorder.record_start(None, what)
-    link = m.Link(num_ranks=num_ranks, backend=backend)
+    largest = max(cases, key=lambda case: case.num_ranks)
+    num_ranks, backend = largest.num_ranks, largest.backend
+    smallest = m.Curve(group=(num_ranks, backend), num_bytes=CURVE_BYTES[0])
     limit_s = max(
         CHECK_TIMEOUT_S[run.settings.device] + CHECK_TIMEOUT_S_PER_RANK * num_ranks,
         run.settings.case_timeout or 0,
     )
     try:
-        reports = run.workers.ask(dict.fromkeys(range(len(run.workers)), link), what, limit_s)
+        reports = run.ask(smallest, "the first all-reduce", limit_s, num_ranks=num_ranks)
     except RestartError as lost:
         why = str(lost) or "a rank was lost"
         if lost.failure is not None and lost.failure.status == "timeout":
@@ -111,15 +110,15 @@ def ask_nccl(run: CaseRunner) -> None:
 
 
 def _time_once(run: CaseRunner, group: m.GroupKey, size: int) -> float | None:
-    """Milliseconds of the longest rank; None where any failed."""
-    num_ranks, what = group[0], f"the all-reduce curve of {group[0]} ranks"
-    run.recorder.record_start(None, what, curve=group)
-    curve = m.Curve(group=group, num_bytes=size)
-    reports = run.workers.ask(
-        run.assign_commands(curve, num_ranks), what, compute_preparing_limit_s(run.settings)
-    )
-    if any(r.fault for r in reports.values()):
-        run.release_ranks(reports, None, group)
+    """Milliseconds of the longest rank; None where any failed. Raises RestartError, which ends the curve."""
+    num_ranks, limit_s = group[0], compute_preparing_limit_s(run.settings)
+    curve, what = m.Curve(group=group, num_bytes=size), f"the all-reduce curve of {num_ranks} ranks"
+    reports = run.ask(curve, what, limit_s, num_ranks=num_ranks, curve=group)
+    if (failure := find_failure(reports)) is not None:
+        try:
+            run.release_ranks(reports, None, group)
+        except RestartError:
+            raise RestartError(failure) from None  # nothing else says that this curve has failed
         return None
     return max(curve.read_reply(reports[rank]) for rank in range(num_ranks))
 
