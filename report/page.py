@@ -20,11 +20,11 @@ from ..bench.results.comparisons import EQUAL, FASTER, SLOWER, find_default
 from ..bench.results.run_folder import FAILURES
 from ..bench.results.store import RunData
 from . import charts, conditions, tables
-from .cases import add_rates, add_workload_names, group_workloads
+from .cases import add_cells, add_rates, add_workload_names, group_workloads
+from .columns import TERMS
 from .forms import make_forms_section
 from .predicted import make_prediction_section
 from .step import draw_breakdown
-from .table import TERMS
 
 _TRACE = re.compile(r"(?P<case_id>.+)-rank(?P<rank>\d+)\.json\.gz")
 _STATES = {FASTER: "found", SLOWER: "found", RESOLVED: "found", EQUAL: "equal"}
@@ -103,9 +103,12 @@ def make_page(
         for found, kept in ((drawn, figures), ((over_time,), rounds)):
             kept += [replace(one, title=f"{one.title}{suffix}") for one in found if one is not None]
     figures += charts.draw_over_batch_sizes(cases)
-    shown = [add_rates(case, manifest) for case in add_workload_names(measured)]
+    shown = [
+        add_cells(add_rates(case, manifest), traces=files.traces.get(case.case_id, ()))
+        for case in add_workload_names(measured)
+    ]
     results = tables.tabulate_results(cases, *choose_best(conclusion))
-    others = tables.make_tables(shown, files.traces, comparisons)
+    others = tables.make_tables(shown, comparisons)
     failed, places = tables.tabulate_unmeasured(cases, files.failures), conditions.tabulate_ranks(manifest)
     late = tables.tabulate_late_ranks(find_late_buckets(run, find_default(select_headline(cases))))
     folds = (

@@ -73,21 +73,15 @@ _BAR_PT, _BAR_ROW_PT, _CHARACTER_PT = 17, 42, 5.7
 
 
 class Bar(NamedTuple):
-    """A case and its step's parts in milliseconds, in the order of the step."""
+    """A step as a bar: its name, its length as it is written, and milliseconds by part in their order."""
 
-    case: CaseResult
-    parts: dict[str, float]
-    more: str = ""
-    """Addition to the name of the case, for a step that is not the measured one."""
+    name: str
+    whole: str
+    parts: Mapping[str, float]
 
     @property
     def total_ms(self) -> float:
         return sum(self.parts.values())
-
-    @property
-    def whole(self) -> str:
-        """The length of the bar, with its interval where that is known."""
-        return format_interval(self.case.step_ms, "ms") or format_quantity(self.total_ms, "ms", 3)
 
 
 def draw_breakdown(
@@ -101,26 +95,26 @@ def draw_breakdown(
     once = [case for case in workload.cases if (case.get_number("accumulate") or 1) == 1]
     cases = [case for case in select_unshared(once or workload.cases) if not case.is_stand_in]
     ddp = {case.case_id for case in cases if case.mode == "ddp"}
-    shown = {case.case_id for case in select_mode(cases, "ddp")}
-    shown |= {
+    differing = {
         one.case_id for one in comparisons if one.reference_id in ddp and one.answer in (FASTER, SLOWER)
     }
-    every = [Bar(case, parts) for case in cases if (parts := get_step_parts(case))]
-    bars = [bar for bar in every if bar.case.mode != "ddp" or bar.case.case_id in shown][:_MAX_BARS]
-    if not bars:
+    unlike = ddp - differing - {case.case_id for case in select_mode(cases, "ddp")}
+    every = [(case, parts) for case in cases if (parts := get_step_parts(case))]
+    shown = [(case, parts) for case, parts in every if case.case_id not in unlike][:_MAX_BARS]
+    if not shown:
         return None
+    bars = []
+    for case, parts in shown:
+        whole = format_interval(case.step_ms, "ms") or format_quantity(sum(parts.values()), "ms", 3)
+        bars.append(Bar(label_case(case), whole, parts))
     at = find_headline_count([case for case in workload.cases if case.mode == "ddp"])
-    first = next((b for b in bars if b.case.mode == "ddp" and b.case.num_devices == at), bars[-1])
-    if (without := _remove_overlap(first, run)) is not None:
-        bars.insert(bars.index(first) + 1, without)
+    headline = (i for i, (case, _) in enumerate(shown) if case.mode == "ddp" and case.num_devices == at)
+    place = next(headline, len(shown) - 1)
+    case, first = shown[place][0], bars[place]
+    if (without := _remove_overlap(case, first, run)) is not None:
+        bars.insert(place + 1, without)
     longest = max(bar.total_ms for bar in bars)
     seen = {name for bar in bars for name, ms in bar.parts.items() if ms >= _MIN_VISIBLE * longest}
-    labels = [label for label in _LOOKS if label in seen]
-
-    def draw(canvas: Any) -> None:
-        drawn = [(f"{label_case(bar.case)}{bar.more}", bar.whole, bar.parts) for bar in bars]
-        draw_bars(canvas, drawn, labels)
-
     notes = [
         "Shares of parts that are not communication are of the anatomy pass, scaled to the timed step.",
         f"“{MIXED}”: what communication adds was not measured there." if MIXED in seen else "",
@@ -128,17 +122,17 @@ def draw_breakdown(
         if without
         else "",
         "Settings that are not significantly different from the default are in the tables only."
-        if len(bars) - bool(without) < len(every)
+        if len(shown) < len(every)
         else "",
     ]
-    return Figure(
+    return draw_bars(
+        bars,
+        [label for label in _LOOKS if label in seen],
         key=f"{key}-anatomy",
         title="Where a step goes",
-        caption=_write_caption(first, without, run),
+        caption=_write_caption(case, first, without, run),
         note=" ".join(filter(None, notes)),
         terms=tuple(term for part, term in _TERMS.items() if part in seen),
-        height_pt=compute_bar_height(len(bars), len(labels)),
-        draw=draw,
     )
 
 
@@ -175,54 +169,51 @@ def get_step_parts(case: CaseResult) -> dict[str, float]:
     return {name: ms if name == EXPOSED else ms * factor for name, ms in found.items()}
 
 
-def _remove_overlap(bar: Bar, run: RunData) -> Bar | None:
+def _remove_overlap(case: CaseResult, bar: Bar, run: RunData) -> Bar | None:
     """Make the bar of the same step if nothing overlapped, of what was measured apart; None without it."""
-    alone, local = bar.case.comm_ms, bar.case.get_interval("no_sync_step_ms")
-    if bar.case.hidden_pct is None or alone is None or local is None or BACKWARD not in bar.parts:
+    alone, local = case.comm_ms, case.get_interval("no_sync_step_ms")
+    if case.hidden_pct is None or alone is None or local is None or BACKWARD not in bar.parts:
         return None
     factor = local.estimate / (bar.total_ms - bar.parts.get(EXPOSED, 0.0))
     parts = {name: ms * factor for name, ms in bar.parts.items()} | {ALONE: alone.estimate}
     in_order = {name: parts[name] for name in _LOOKS if name in parts and name != EXPOSED}
-    columns = [(bar.case.case_id, phase) for phase in ("no_sync", "comm")]
+    columns = [(case.case_id, phase) for phase in ("no_sync", "comm")]
     whole = run.typical.estimate_total(dict.fromkeys(columns, 1.0)).compute_interval()
     computed = replace(whole, estimate=sum(in_order.values()))
-    return Bar(replace(bar.case, step_ms=computed), in_order, ", without overlap")
+    return Bar(f"{bar.name}, without overlap", format_interval(computed, "ms"), in_order)
 
 
-def compute_bar_height(num_bars: int, num_labels: int) -> int:
-    """Return the height, in points, of a figure that `draw_bars` draws."""
-    return 60 + 15 * -(-num_labels // 2) + _BAR_ROW_PT * num_bars
+def draw_bars(bars: Sequence[Bar], labels: Sequence[str], **words: Any) -> Figure:
+    """Draw steps of cases or ranks as stacked bars of the parts in `labels`; `words` are a figure's."""
+    longest = max(bar.total_ms for bar in bars)
+
+    def draw(canvas: Any) -> None:
+        from matplotlib.patches import Patch
+
+        axes = canvas.subplots()
+        for place, bar in enumerate(bars):
+            above: dict[str, Any] = {"xytext": (0, 5), "textcoords": "offset points", "va": "bottom"}
+            above |= {"gid": make_tag(bar.name), "annotation_clip": False}
+            top = place - _BAR_PT / _BAR_ROW_PT / 2
+            axes.annotate(drop_unprintable(f"{bar.name}: {bar.whole}"), (0, top), **above)
+            _draw_bar(axes, bar, place, labels, per_pt=longest / (0.9 * WIDTH_PT))
+        axes.set_xlim(0, longest)
+        axes.set_ylim(len(bars) - 0.3, -0.65)
+        axes.set_yticks([])
+        read_across(axes, "time per step (ms)")
+        draw_legend(canvas, [Patch(label=label, **_fill(label)) for label in labels], handlelength=1.6)
+
+    height_pt = 60 + 15 * -(-len(labels) // 2) + _BAR_ROW_PT * len(bars)
+    return Figure(height_pt=height_pt, draw=draw, **words)
 
 
-def draw_bars(
-    canvas: Any, bars: Sequence[tuple[str, str, Mapping[str, float]]], labels: Sequence[str]
-) -> None:
-    """Draw steps of cases or ranks as stacked bars: name, what is written of the whole, and ms by part."""
-    from matplotlib.patches import Patch
-
-    longest = max(sum(parts.values()) for _, _, parts in bars)
-    axes = canvas.subplots()
-    for place, (name, whole, parts) in enumerate(bars):
-        above: dict[str, Any] = {"xytext": (0, 5), "textcoords": "offset points", "va": "bottom"}
-        above |= {"gid": make_tag(name), "annotation_clip": False}
-        axes.annotate(drop_unprintable(f"{name}: {whole}"), (0, place - _BAR_PT / _BAR_ROW_PT / 2), **above)
-        _draw_bar(axes, name, parts, place, labels, per_pt=longest / (0.9 * WIDTH_PT))
-    axes.set_xlim(0, longest)
-    axes.set_ylim(len(bars) - 0.3, -0.65)
-    axes.set_yticks([])
-    read_across(axes, "time per step (ms)")
-    draw_legend(canvas, [Patch(label=label, **_fill(label)) for label in labels], handlelength=1.6)
-
-
-def _draw_bar(
-    axes: Any, of: str, parts: Mapping[str, float], place: int, labels: Sequence[str], *, per_pt: float
-) -> None:
+def _draw_bar(axes: Any, bar: Bar, place: int, labels: Sequence[str], *, per_pt: float) -> None:
     left = 0.0
-    for name, ms in parts.items():
+    for name, ms in bar.parts.items():
         if name not in labels:
             continue
         written = format_quantity(ms, "ms", 2)
-        named = {"gid": make_tag(f"{of} · {name} {written}", name)}
+        named = {"gid": make_tag(f"{bar.name} · {name} {written}", name)}
         if ms <= per_pt * (_CHARACTER_PT * len(written) + 6):
             written = written.removesuffix(" ms")  # which the axis says
         where = {"y": place, "width": ms, "left": left, "height": _BAR_PT / _BAR_ROW_PT, **named}
@@ -241,9 +232,9 @@ def _fill(label: str) -> dict[str, Any]:
     return {"facecolor": COLOURS[colour], "hatch": hatch, "edgecolor": PAPER, "linewidth": 0}
 
 
-def _write_caption(bar: Bar, without: Bar | None, run: RunData) -> str:
+def _write_caption(case: CaseResult, bar: Bar, without: Bar | None, run: RunData) -> str:
     """Say which part of a bar takes most, and how it compares with the same step `without` overlap."""
-    exposed, alone = bar.case.exposed_comm_ms, format_interval(bar.case.get_interval("dp_device0_pct"), "%")
+    exposed, alone = case.exposed_comm_ms, format_interval(case.get_interval("dp_device0_pct"), "%")
     largest = max(bar.parts, key=lambda name: bar.parts[name])
     name, ms = (largest, bar.parts[largest]) if exposed is None else (EXPOSED, exposed.estimate)
     below = exposed is not None and not exposed.low > 0
@@ -252,11 +243,11 @@ def _write_caption(bar: Bar, without: Bar | None, run: RunData) -> str:
         part = "too few rounds to tell"
     said = f" Only device 0 works during {alone} of it." if alone else ""
     written = format_interval(exposed, "ms") or format_quantity(ms, "ms", 2)
-    hidden, contention = bar.case.hidden_pct, estimate_contention(bar.case, run.typical)
+    hidden, contention = case.hidden_pct, estimate_contention(case, run.typical)
     if without and (below or hidden is None or not hidden.is_clear_of(0.0)):
         said += " Whether overlap saves time is not known in this run."
     elif without and contention:
-        share = estimate_saved_by_overlap(bar.case, run.typical, contention)
+        share = estimate_saved_by_overlap(case, run.typical, contention)
         if contention.estimate > 0:
             longer = f"{format_interval(contention, 'ms')} longer, {format_interval(share.negate(), '%')}"
             said += f" Overlap does not shorten it: contention, waiting and copies make it {longer},"
@@ -264,4 +255,4 @@ def _write_caption(bar: Bar, without: Bar | None, run: RunData) -> str:
         else:
             saved = f"{format_interval(contention.negate(), 'ms')}, {format_interval(share, '%')} of that"
             said += f" Without overlap it would take {without.whole} (computed): overlap saves {saved}."
-    return f"{label_case(bar.case)}: {name} {written}, {part}.{said}"
+    return f"{bar.name}: {name} {written}, {part}.{said}"

@@ -20,9 +20,9 @@ from ..bench.results.store import RunData
 from . import conditions, tables
 from .cases import group_workloads
 from .charts import draw_drift
+from .columns import TERMS
 from .page import Files, make_cards
-from .step import compute_bar_height, draw_bars
-from .table import TERMS, tabulate
+from .step import Bar, draw_bars
 
 _WAITS = "what a backward takes after its last bucket is ready"
 _HIDDEN_CONDITIONS = ("Settings", "Environment variables")
@@ -47,7 +47,7 @@ def make_watched_page(run: RunData, files: Files) -> Page:
     own = [replace(one, cases=one.cases[:1]) for one in measured[:1]]
     over_time = [draw_drift(one, run.times, key="w1", unit="step") for one in own]
     ddp = [case for case in cases if case.mode == "ddp"]
-    sent = (tabulate("Communication", ddp), tables.tabulate_layouts(ddp))
+    sent = (tables.tabulate(name, ddp) for name in ("Communication", "Bucket layouts"))
     more = (tabulate_times(cases[0]), *sent, conditions.tabulate_ranks(manifest))
     costs = [
         Card(
@@ -156,14 +156,14 @@ def draw_ranks(manifest: Manifest, ranks: Sequence[WatchedRank], shown: Mapping[
     for one in ranks:
         parts = {name: one.parts[part].estimate for part, name in shown.items()}
         whole = f"{format_quantity(sum(parts.values()), 'ms')} in parts"
-        bars.append((f"rank {name_rank(manifest, one.rank)}", whole, parts))
+        bars.append(Bar(f"rank {name_rank(manifest, one.rank)}", whole, parts))
     rank, _, parts = bars[0]
     largest = max(parts, key=lambda name: parts[name])
-    return Figure(
+    return draw_bars(
+        bars,
+        [*shown.values()],
         key="w1-ranks",
         title="Where a step goes, by rank",
         caption=f"The largest part of {rank}'s step is {largest}: {format_quantity(parts[largest], 'ms')}.",
         note=f"A bar's length is the sum of its parts' medians. “{WAITING}”: {_WAITS}.",
-        height_pt=compute_bar_height(len(bars), len(shown)),
-        draw=lambda canvas: draw_bars(canvas, bars, [*shown.values()]),
     )

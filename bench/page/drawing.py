@@ -24,12 +24,11 @@ NAMES = (
     *("ink", "muted", "grid", "paper", "dp", "ddp", "other"),
     *("data", "forward", "backward", "exposed", "optimizer", "move", "rest"),
 )
-"""The page's variables, in the order of the colours that a drawing names `C0`, `C1`, …"""
+"""The page's variables for colours."""
 
 # Matplotlib needs colours it can parse; the page swaps these for variables. None is pure black, which
 # matplotlib leaves out of the SVG.
-_STAND_INS = {name: f"#{i:02x}{i:02x}{i:02x}" for i, name in enumerate(NAMES, start=1)}
-COLOURS = {name: f"C{i}" for i, name in enumerate(NAMES)}
+COLOURS = {name: f"#{i:02x}{i:02x}{i:02x}" for i, name in enumerate(NAMES, start=1)}
 INK, MUTED, GRID, PAPER = (COLOURS[name] for name in NAMES[:4])
 
 _DASHED, _DOTTED, _DASH_DOT = (0, (5, 2)), (0, (1, 2)), (0, (6, 2, 1, 2))
@@ -103,14 +102,11 @@ def render_svg(figure: Figure) -> str:
 def set_look(salt: str) -> Iterator[None]:
     """Set Matplotlib's defaults and our own look, whatever the user has configured; ids hold the `salt`."""
     import matplotlib as mpl
-    from cycler import cycler
 
     with mpl.rc_context(), warnings.catch_warnings():
         # Browsers have their own fonts: a glyph that matplotlib's font lacks is no reason to complain.
         warnings.filterwarnings("ignore", message=".*[Gg]lyph.* missing from")
         mpl.rcdefaults()
-        # The cycle first: the other settings name its colours.
-        mpl.rcParams["axes.prop_cycle"] = cycler(color=list(_STAND_INS.values()))
         mpl.rcParams.update(_RC | {"svg.hashsalt": salt})
         yield
 
@@ -217,7 +213,7 @@ def _set_theme(element: ET.Element) -> str:
     paint = [f"{name}: {own.pop(name)}" for name in ("fill", "stroke") if name in own]
     parts = [*paint, *own.pop("style", "").split("; ")]
     style = ";".join(part.replace(": ", ":") for part in parts if not part.startswith("font-family"))
-    for name, colour in _STAND_INS.items():
+    for name, colour in COLOURS.items():
         style = style.replace(colour, f"var(--{name})")
     return style.strip(";")
 

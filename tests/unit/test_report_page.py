@@ -25,10 +25,10 @@ from ddp_bench.bench.results.case_result import get_text, read_case_results
 from ddp_bench.bench.results.run_folder import name_failure_file
 from ddp_bench.report import page as run_page
 from ddp_bench.report.cases import DENSE_PEAKS, add_rates
+from ddp_bench.report.columns import TERMS
 from ddp_bench.report.conditions import describe_status
 from ddp_bench.report.page import Files, make_cards, make_page
-from ddp_bench.report.table import ANATOMY, TERMS
-from ddp_bench.report.tables import tabulate_results
+from ddp_bench.report.tables import ANATOMY, tabulate_results
 
 
 @pytest.mark.parametrize("name", ENDS)
