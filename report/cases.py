@@ -6,21 +6,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..bench.findings.answers import select_headline
-from ..bench.findings.wording import get_unit, name_device, name_samples, name_variants, name_workload_parts
+from ..bench.findings.answers import label_variants, select_headline
+from ..bench.findings.wording import get_unit, name_device
 from ..bench.machine.manifest import Manifest
 from ..bench.plan.buckets import BucketLayout
 from ..bench.plan.case import get_wire_share
-from ..bench.plan.case_settings import DDP_DEFAULTS, STEP_DEFAULTS
+from ..bench.plan.case_settings import DDP_DEFAULTS
 from ..bench.results.aggregate import compute_bus_gb
 from ..bench.results.case_result import CaseResult
 from ..bench.results.columns import declare_number_column
-
-_SOURCES = {"device": "synthetic {} on the device", "host": "synthetic {} from the host"}
-_WORKLOAD = (
-    *("device_type", "arch", "image_size", "scaling", "precision", "data"),
-    *(name for name in STEP_DEFAULTS if name != "compile"),
-)
 
 RATES = (
     declare_number_column(
@@ -62,9 +56,8 @@ the same chip for PCIe, and MIG slices, have less."""
 class WorkloadCases:
     """The cases of one workload: modes, device counts and DDP settings vary, all else is the same."""
 
-    label: str
     name: str
-    """The label, or `batch 32, eager` where only these tell the workloads of a run apart."""
+    """`batch 32, eager`, as far as it tells the workloads of a run apart; empty where there is one."""
     cases: Sequence[CaseResult]
 
     @property
@@ -80,16 +73,7 @@ class WorkloadCases:
 
 def group_workloads(cases: Sequence[CaseResult]) -> list[WorkloadCases]:
     """Return the cases that worked, one entry per workload in order of appearance."""
-    groups: dict[tuple[Any, ...], list[CaseResult]] = {}
-    for case in cases:
-        if case.is_ok:
-            known = tuple(case.get_text(name) for name in _WORKLOAD)
-            groups.setdefault((known, *case.variant), []).append(case)
-    firsts = [group[0] for group in groups.values()]
-    labels, names = [*map(_label_workload, firsts)], name_variants(firsts)
-    if not all(names) or len({known for known, *_ in groups}) > 1:
-        names = labels
-    return [WorkloadCases(*one) for one in zip(labels, names, groups.values(), strict=True)]
+    return [WorkloadCases(*one) for one in label_variants(case for case in cases if case.is_ok)]
 
 
 def add_workload_names(measured: Sequence[WorkloadCases]) -> list[CaseResult]:
@@ -97,12 +81,6 @@ def add_workload_names(measured: Sequence[WorkloadCases]) -> list[CaseResult]:
     if len(measured) < 2:
         return [case for w in measured for case in w.cases]
     return [add_cells(replace(case, batch_name=""), workload=w.name) for w in measured for case in w.cases]
-
-
-def _label_workload(case: CaseResult) -> str:
-    known = _SOURCES.get(case.data)
-    source = known.format(name_samples(case)) if known else f"images from {case.data}" if case.data else ""
-    return " · ".join([*name_workload_parts(case), *([source] if source else [])])
 
 
 def select_mode(cases: Iterable[CaseResult], mode: str) -> list[CaseResult]:

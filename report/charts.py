@@ -20,7 +20,7 @@ from ..bench.common.numbers import (
 )
 from ..bench.findings.answers import select_batches, select_headline
 from ..bench.findings.cautions import compute_pace
-from ..bench.findings.wording import label_case, label_settings, name_devices, name_mode_short, name_samples
+from ..bench.findings.wording import label_case, label_settings, name_devices, name_mode, name_samples
 from ..bench.page.charts import (
     Line,
     Mark,
@@ -112,7 +112,7 @@ def draw_scaling(workload: WorkloadCases, faster: Collection[str] = (), *, key: 
 def _name_line(case: CaseResult) -> str:
     """Name the line of a mode, with what of its settings is not usual."""
     unusual = label_settings(case, with_cap=case.get_setting("bucket_cap_mb") != "default")
-    return ", ".join(filter(None, (name_mode_short(case), unusual)))
+    return ", ".join(filter(None, (name_mode(case), unusual)))
 
 
 def draw_against_default(
@@ -125,7 +125,7 @@ def draw_against_default(
     others = [case for case in cases if case.case_id in found and case is not default]
     ratios = [
         Ratio(
-            name=", ".join(filter(None, (name_mode_short(case), label_settings(case)))),
+            name=", ".join(filter(None, (name_mode(case), label_settings(case)))),
             case=label_case(case),
             **asdict(found[case.case_id]),
             written=format_ratio(found[case.case_id]),
@@ -177,7 +177,7 @@ def draw_over_batch_sizes(cases: Sequence[CaseResult]) -> list[Figure]:
     def draw(what: str, column: str, unit: str, *groups: Sequence[CaseResult], **words: Any) -> Figure:
         write = partial(format_interval, unit=unit.partition(" ")[0])
         lines = [
-            Line(name_mode_short(of[0]), LOOKS[of[0].mode], make_marks(of, column, write, over="batch"))
+            Line(name_mode(of[0]), LOOKS[of[0].mode], make_marks(of, column, write, over="batch"))
             for of in filter(None, groups)
         ]
         marks = lines[-1].marks
@@ -190,7 +190,7 @@ def draw_over_batch_sizes(cases: Sequence[CaseResult]) -> list[Figure]:
             log="x",
             key=f"batch-{column}",
             title=f"{what} over batch size",
-            caption=f"{name_mode_short(first)} on {name_devices(first)}: {ends}.",
+            caption=f"{name_mode(first)} on {name_devices(first)}: {ends}.",
             **words,
         )
 

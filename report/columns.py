@@ -8,11 +8,10 @@ from typing import NamedTuple
 
 from ..bench.common.numbers import MIB, TIMES, format_integer, format_interval, format_number, format_short
 from ..bench.findings.wording import (
-    DEFAULT_CAP,
     get_hidden_share,
     label_case,
     label_settings,
-    name_mode_short,
+    name_mode,
 )
 from ..bench.page.page import Cell, Heading
 from ..bench.plan.buckets import BucketLayout
@@ -30,7 +29,7 @@ ENTRIES = {entry.name: entry for entry in (*CASES, *RATES)}
 TERMS = {
     **{Heading(one.heading).term: one.explanation for one in ENTRIES.values() if one.explanation},
     "Cap": "DDP closes a bucket when its gradients reach this size, and sends it as one all-reduce. "
-    f"{DEFAULT_CAP}",
+    "Cap default is PyTorch's: a first bucket of 1 MiB, then 25 MiB",
     "Bound": "the speed-up of equal stages without communication, n m / (m + n - 1) on n devices with m "
     "micro-batches",
 }
@@ -118,7 +117,7 @@ _CELLS: dict[str, Callable[[CaseResult], str]] = {
 
 
 def _name_in_parts(case: CaseResult) -> str:
-    parts = (name_mode_short(case), label_settings(case, with_cap=False), "shared" * case.oversubscribed)
+    parts = (name_mode(case), label_settings(case, with_cap=False), "shared" * case.oversubscribed)
     return ", ".join(filter(None, parts))
 
 

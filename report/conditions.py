@@ -20,7 +20,6 @@ from ..bench.common.numbers import (
 )
 from ..bench.common.text import begin_sentence
 from ..bench.findings.answers import select_headline
-from ..bench.findings.cautions import describe_load
 from ..bench.findings.verdicts import Verdict
 from ..bench.findings.wording import (
     describe_stand_ins,
@@ -31,6 +30,7 @@ from ..bench.findings.wording import (
     name_workload_parts,
 )
 from ..bench.machine.conditions import NONE, UNKNOWN, list_conditions
+from ..bench.machine.load import describe_load
 from ..bench.machine.manifest import Manifest, WorkloadCode
 from ..bench.page.page import Heading, Table
 from ..bench.plan.buckets import BucketLayout
@@ -100,8 +100,10 @@ def write_subtitle(run: RunData, measured: Sequence[WorkloadCases], title: str) 
     """Say what trained, on from the heading; and how and where: data, processor, backend, hosts, time."""
     manifest, cases = run.manifest, run.results
     trained = name_workload_parts(measured[0].cases[0]) if len(measured) == 1 else []
-    label = measured[0].label.split(" · ") if trained else [format_count(len(measured), "workload")]
-    in_setup = [part for part in label if part not in trained or part.endswith(" scaling")]
+    in_setup = [format_count(len(measured), "workload")] if measured and not trained else []
+    if trained:
+        in_setup = [part for part in trained if part.endswith(" scaling")]
+        in_setup.append(_name_source(measured[0].cases[0]))
     machine = manifest.environment
     named = dict.fromkeys(case.device_name for case in cases)
     if all(case.device_type == "cpu" for case in cases) and machine.cpu_model:
@@ -113,7 +115,7 @@ def write_subtitle(run: RunData, measured: Sequence[WorkloadCases], title: str) 
     sent = BucketLayout.from_cell(next((case.bucket_bytes for case in cases if case.bucket_bytes), None))
     moment = manifest.created_utc or ""
     parts = (
-        *(in_setup if measured else []),
+        *in_setup,
         *named,
         *dict.fromkeys(f"backend {case.backend}" for case in cases if case.backend),
         f"torch {torch}" if torch else "",
@@ -127,6 +129,13 @@ def write_subtitle(run: RunData, measured: Sequence[WorkloadCases], title: str) 
         f"{format_mib(sum(sent.num_bytes))} of gradients" if sent else "",
     )
     return [[part for part in of if part] for of in (first, parts)]
+
+
+def _name_source(case: CaseResult) -> str:
+    """Name where batches come from; empty where that is not known."""
+    if where := {"device": "on the device", "host": "from the host"}.get(case.data):
+        return f"synthetic {name_samples(case)} {where}"
+    return f"images from {case.data}" if case.data else ""
 
 
 def list_warnings(manifest: Manifest, cases: Sequence[CaseResult]) -> list[str]:

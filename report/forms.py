@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..bench.common.numbers import format_ratio
 from ..bench.findings.wording import name_case
 from ..bench.page.page import Section
 from ..bench.plan.modes import COMPARATORS, COMPOSABLE
 from ..bench.results.case_result import CaseResult
-from .cases import WorkloadCases, add_cells, select_mode
+from .cases import WorkloadCases, add_workload_names, select_mode
 from .columns import FORMS
 from .tables import tabulate
 
@@ -17,8 +18,7 @@ from .tables import tabulate
 def make_forms_section(measured: Sequence[WorkloadCases]) -> Section | None:
     """Show every form of parallel training on several devices; None without a mode beside DP and DDP."""
     with_more = [w for w in measured if any(c.mode in COMPARATORS and c.num_devices > 1 for c in w.cases)]
-    several = len(measured) > 1
-    cases = [add_cells(c, workload=w.label if several else "") for w in with_more for c in _select_cases(w)]
+    cases = add_workload_names([replace(w, cases=_select_cases(w.cases)) for w in with_more])
     made = tabulate("Side by side", cases)
     if made is None:
         return None
@@ -39,9 +39,8 @@ def make_forms_section(measured: Sequence[WorkloadCases]) -> Section | None:
     return Section("forms", "Forms of parallel training", notes, tables=[made])
 
 
-def _select_cases(workload: WorkloadCases) -> list[CaseResult]:
+def _select_cases(every: Sequence[CaseResult]) -> list[CaseResult]:
     """Keep one case of each mode and device count, all of modes with settings; `single` first."""
-    every = workload.cases
     chosen = (
         [c for c in every if c.mode == m] if m in ("pipeline", *COMPOSABLE) else select_mode(every, m)
         for m in ("single", *FORMS)

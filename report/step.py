@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -77,7 +77,7 @@ class Bar(NamedTuple):
 
     name: str
     whole: str
-    parts: Mapping[str, float]
+    parts: dict[str, float]
 
     @property
     def total_ms(self) -> float:

@@ -14,13 +14,14 @@ import numpy as np
 import scipy
 
 from ..common.cli import format_command, get_message_prefix
-from ..common.numbers import format_count, format_number, format_percent, format_rate_unit, format_short
+from ..common.numbers import format_count, format_percent, format_rate_unit, format_short
 from ..machine.gpus import FAULTS
-from ..machine.load import MAX_BUSY, MAX_STEAL
+from ..machine.load import describe_busy_cores, is_busy
 from ..machine.manifest import Manifest
 from ..results.aggregate import compute_images_per_s
 from ..results.case_result import CaseResult
 from ..results.round_times import ByRound, RoundTimes
+from ..results.store import RunData
 from ..stats.interval import Interval
 from .answers import label_variants, select_headline
 from .wording import label_case
@@ -36,9 +37,6 @@ Clocks a fifth lower in so many samples make 1% of the rate, which is what a GPU
 
 MAX_CLOCK_RATIO = 1.02
 """Ratio of two cases' clocks above which they were compared at different speeds: twice a GPU's margin."""
-
-MIN_STEAL = 0.005
-"""Share of the time that is no rounding of 0%."""
 
 DIRECTION, SIZES, TRANSFER = "direction", "sizes", "transfer"
 
@@ -80,35 +78,13 @@ class Caution:
         return f"{self.text}. What helps: {self.advice}"
 
 
-def get_load_shares(manifest: Manifest) -> tuple[float, float] | None:
-    """Return the shares of a run's cores that other programs and other guests of the hypervisor used.
-
-    Fractions over its rounds, the largest of any machine; None where the manifest does not tell.
-    """
-    found = [(load.others / load.cores, load.steal / load.cores) for load in manifest.load if load.cores]
-    return (max(busy for busy, _ in found), max(steal for _, steal in found)) if found else None
-
-
-def is_busy(manifest: Manifest) -> bool:
-    """Return whether others used so much of the cores that steps on them took longer."""
-    shares = get_load_shares(manifest)
-    return shares is not None and (shares[0] > MAX_BUSY or shares[1] > MAX_STEAL)
-
-
-def describe_busy_cores(manifest: Manifest) -> str:
-    """Say what others used of the cores; empty where that is not known."""
-    if (shares := get_load_shares(manifest)) is None:
-        return ""
-    busy, steal = (f"{100 * share:.0f}%" for share in shares)
-    guests = f", other guests {steal}" if shares[1] >= MIN_STEAL else ""
-    return f"other programs used {busy} of the cores{guests}"
-
-
-def describe_load(manifest: Manifest) -> str:
-    """Say what others used of the cores, and how many programs there were before; empty where not known."""
-    used, waiting = describe_busy_cores(manifest), manifest.load_before
-    before = "" if waiting is None else f"; before the run {format_number(waiting, 2)} programs per core"
-    return f"{used}{before}" if used else ""
+def find_cautions(run: RunData) -> list[Caution]:
+    """Return what to know before trusting a run, most general first, one per kind."""
+    measured = [case for case in run.results if case.is_ok and case.images_per_s is not None]
+    # Those that share devices are measured a few times only, and say nothing of scaling.
+    ranked = [case for case in measured if not case.is_stand_in]
+    ok = [case for case in ranked if not case.oversubscribed] or ranked or measured
+    return [*check_conditions(run.manifest, run.results, ok), *check_rounds(ok, run.times)]
 
 
 def check_conditions(
@@ -275,11 +251,11 @@ def check_rounds(ok: Sequence[CaseResult], times: RoundTimes) -> Iterator[Cautio
             advice=f"{format_command('doctor')} for the cause; compare versions "
             f"with {get_message_prefix('gate')} --interleave",
         )
-    answers = select_answering(ok)
+    answering = {case.case_id for _, group in label_variants(ok) for case in select_headline(group)}
     beyond = {
         case: _compute_scatter(by_round, per_round)
         for case, by_round in found.items()
-        if case.case_id in answers and len(by_round) >= MIN_ROUNDS
+        if answering and (case.case_id in answering or case.mode == "single") and len(by_round) >= MIN_ROUNDS
     }
     worst = max(beyond, key=beyond.__getitem__, default=None)
     if worst is not None and beyond[worst] > MAX_SCATTER:
@@ -294,12 +270,6 @@ def check_rounds(ok: Sequence[CaseResult], times: RoundTimes) -> Iterator[Cautio
             f"than {100 * MAX_SCATTER:.0f}%)",
             advice=f"{format_command('doctor')} for what else runs; more --rounds, which narrow intervals",
         )
-
-
-def select_answering(ok: Sequence[CaseResult]) -> set[str]:
-    """Select the cases that answers rest on, with `single`; none where nothing is compared."""
-    found = {case.case_id for _, group in label_variants(ok) for case in select_headline(group)}
-    return found and found | {case.case_id for case in ok if case.mode == "single"}
 
 
 def compute_pace(found: Mapping[Any, ByRound]) -> ByRound:

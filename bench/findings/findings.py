@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..common.cli import NextStep
 from ..common.text import escape_controls
-from ..machine.manifest import Manifest
+from ..machine.load import describe_busy_cores
 from ..results.case_result import CaseResult
 from ..results.comparisons import find_default
-from ..results.round_times import RoundTimes
 from ..results.store import RunData
 from .answers import ONE_DEVICE, answer_questions, select_headline
-from .cautions import Caution, check_conditions, check_rounds, describe_busy_cores
+from .cautions import Caution, find_cautions
 from .communication import StepExplanation, explain_ddp_step
 from .confidence import Trust, assess_confidence, describe_repeatability
 from .next_step import propose_next_step
@@ -58,15 +56,6 @@ class Conclusion:
         return "" if fastest.mode == "single" and not (slower and all(slower)) else fastest.case_id
 
 
-def find_cautions(manifest: Manifest, cases: Sequence[CaseResult], times: RoundTimes) -> list[Caution]:
-    """Return what to know before trusting a run, most general first, one per kind."""
-    measured = [case for case in cases if case.is_ok and case.images_per_s is not None]
-    # Those that share devices are measured a few times only, and say nothing of scaling.
-    ranked = [case for case in measured if not case.is_stand_in]
-    ok = [case for case in ranked if not case.oversubscribed] or ranked or measured
-    return [*check_conditions(manifest, cases, ok), *check_rounds(ok, times)]
-
-
 def conclude_run(run: RunData) -> Conclusion:
     """Conclude a loaded run."""
     manifest, cases, verdicts = run.manifest, run.results, answer_questions(run)
@@ -74,7 +63,7 @@ def conclude_run(run: RunData) -> Conclusion:
     faster = next((one for one in verdicts if one.question == CAP and one.faster_id and one.paste), None)
     default = find_default(select_headline(cases))
     step = explain_ddp_step(default, run, has_straggler=has_straggler, faster=faster)
-    cautions = find_cautions(manifest, cases, run.times)
+    cautions = find_cautions(run)
     on_cpu = any(case.device_type == "cpu" for case in cases)
     notes = (
         *([step.consists_of] if step and not step.savings else []),

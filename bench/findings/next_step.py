@@ -9,6 +9,7 @@ from dataclasses import replace
 from ..common.cli import NextStep, format_command
 from ..common.numbers import format_interval, format_rough_duration, format_short
 from ..common.text import begin_sentence, escape_controls
+from ..machine.load import describe_busy_cores
 from ..machine.manifest import Manifest
 from ..plan.case_settings import DDP_DEFAULTS, MODE_DEFAULTS
 from ..plan.settings import format_value
@@ -19,7 +20,7 @@ from ..results.comparisons import find_default
 from ..results.store import RunData
 from ..stats.fit import MIN_ROUNDS
 from .answers import label_variants, select_headline
-from .cautions import Caution, describe_busy_cores
+from .cautions import Caution
 from .communication import (
     COMMUNICATION_SAVINGS,
     DEFAULTS,

@@ -16,7 +16,6 @@ from .wording import (
     name_compile_mode,
     name_devices,
     name_mode,
-    name_mode_short,
     name_settings,
     write_ddp_call,
 )
@@ -124,7 +123,7 @@ def _compare_with_one_device(case: CaseResult) -> str:
 def _name_alternative(case: CaseResult, changed: dict[str, str]) -> str:
     """Name a case beside DDP's default: its wrapper where it is another, and its settings."""
     names = name_settings(changed)
-    return names if case.mode == "ddp" else " with ".join(filter(None, (name_mode_short(case), names)))
+    return names if case.mode == "ddp" else " with ".join(filter(None, (name_mode(case), names)))
 
 
 def answer_compile(cases: Sequence[CaseResult], comparisons: Sequence[Comparison]) -> list[Verdict]:

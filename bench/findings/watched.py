@@ -10,6 +10,7 @@ from pathlib import Path
 from ..common.cli import format_command
 from ..common.numbers import format_count, format_interval, format_number
 from ..common.text import escape_controls
+from ..machine.load import describe_busy_cores, is_busy
 from ..machine.manifest import Manifest
 from ..machine.watched import LateRank, Measured, Watched, WatchedRank, WatchedSetting
 from ..results.case_result import CaseResult
@@ -17,7 +18,6 @@ from ..results.commands import COMMAND_MEANING, choose_new_folder
 from ..results.comparisons import FASTER
 from ..results.store import RunData
 from ..stats.interval import Interval
-from .cautions import describe_busy_cores, is_busy
 from .findings import Conclusion, conclude_run
 from .verdicts import CAP, COMMUNICATION, MIN_SHARE, RESOLVED, Verdict
 from .watched_settings import Cost, conclude_settings, describe_share, make_interval, predict_step

@@ -19,9 +19,6 @@ from ..stats.interval import Interval
 CPU_STAND_IN = "CPU cores stand in for GPUs: ratios show the mechanism, not the speed of GPUs"
 """Stands beside every number that was measured on CPU cores."""
 
-DEFAULT_CAP = "Cap default is PyTorch's: a first bucket of 1 MiB, then 25 MiB"
-"""Stands where other caps are shown beside it."""
-
 _EMULATED_DP = "Without GPUs, DP cannot be compared with DDP: its rows are an emulation"
 
 _SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B"}
@@ -62,11 +59,6 @@ def name_device(device_type: str) -> str:
     return "CPU core" if device_type == "cpu" else "GPU"
 
 
-def format_devices(how_many: int, device_type: str) -> str:
-    """Write `2 GPUs`, `1 CPU core`."""
-    return format_count(how_many, name_device(device_type))
-
-
 def name_devices(case: CaseResult) -> str:
     """Name the devices of a case: `2 GPUs`, `16 GPUs of 2 hosts`, `4 shared CPU cores`."""
     shared = "shared " if case.oversubscribed else ""
@@ -81,12 +73,7 @@ def describe_stand_ins(cases: Iterable[CaseResult]) -> list[str]:
 
 
 def name_mode(case: CaseResult) -> str:
-    """Name the mode in a sentence: `DDP`, `DP`, `DP emulated (CPU)`."""
-    return f"{name_mode_short(case)}{' (CPU)' if case.is_stand_in else ''}"
-
-
-def name_mode_short(case: CaseResult) -> str:
-    """Name the mode in a figure or a table: `DDP`, `DP`, `DP emulated`, and whether it is not proved."""
+    """Name the mode: `DDP`, `DP`, `DP emulated`, and whether it is not proved."""
     emulated, not_proved = " emulated" * case.is_stand_in, " (not proved)" * bool(case.not_proved)
     return f"{SPECS[case.mode].label}{emulated}{not_proved}"
 
@@ -161,7 +148,7 @@ def label_case(case: CaseResult, *, with_cap: bool = True) -> str:
     where = format_count(case.num_devices, name_device(case.device_type)) if case.num_devices else ""
     shared = " (shared)" * case.oversubscribed
     parts = (
-        name_mode_short(case),
+        name_mode(case),
         f"{where}{shared}",
         case.batch_name,
         label_settings(case, with_cap=with_cap),

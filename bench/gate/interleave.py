@@ -19,8 +19,7 @@ from ..common.process import end_all, hold_signals, raise_on_signals, yield_exit
 from ..common.scratch import make_scratch_folder
 from ..common.text import escape_controls
 from ..common.turns import PROOFS_ENV, serve_turns
-from ..findings.cautions import describe_load, is_busy
-from ..machine.load import compute_loads, read_load
+from ..machine.load import compute_loads, describe_load, is_busy, read_load
 from .checkouts import Checkout, check_loaded
 from .code import check_one_code, describe_same_code, name_sides
 from .machine import add_conditions

@@ -8,8 +8,9 @@ from statistics import fmean
 
 from msgspec import structs
 
-from ..findings.cautions import MAX_CLOCK_RATIO, check_conditions, describe_load
+from ..findings.cautions import MAX_CLOCK_RATIO, check_conditions
 from ..findings.wording import CPU_STAND_IN
+from ..machine.load import describe_load
 from ..machine.manifest import Load
 from .runs import GateCase, GateRun
 

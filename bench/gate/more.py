@@ -13,7 +13,7 @@ import scipy
 from ..common.cli import NextStep, format_command
 from ..common.numbers import format_count
 from ..common.text import escape_controls
-from ..findings.cautions import describe_load, is_busy
+from ..machine.load import describe_load, is_busy
 from ..machine.manifest import Manifest
 from ..plan.resolve import write_options
 from ..results.commands import COMMAND_MEANING, rewrite_command, write_command, write_watch_comparison

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import psutil
 
+from ..common.numbers import format_number
 from ..common.process import get_allowed_cores
 from .host import read_text
-from .manifest import Load
+from .manifest import Load, Manifest
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -23,6 +24,9 @@ default threshold: a load of that size can pass for a regression."""
 
 MAX_STEAL = 0.02
 """Share of time that the hypervisor may give to other guests (proc(5), "steal")."""
+
+MIN_STEAL = 0.005
+"""Share of the time that is no rounding of 0%."""
 
 
 @dataclass(frozen=True)
@@ -110,3 +114,34 @@ def average_loads(now: Load, earlier: Load) -> Load:
         steal=round(share * now.steal + (1 - share) * earlier.steal, 3),
         seconds=round(total_s, 1),
     )
+
+
+def get_load_shares(manifest: Manifest) -> tuple[float, float] | None:
+    """Return the shares of a run's cores that other programs and other guests of the hypervisor used.
+
+    Fractions over its rounds, the largest of any machine; None where the manifest does not tell.
+    """
+    found = [(load.others / load.cores, load.steal / load.cores) for load in manifest.load if load.cores]
+    return (max(busy for busy, _ in found), max(steal for _, steal in found)) if found else None
+
+
+def is_busy(manifest: Manifest) -> bool:
+    """Return whether others used so much of the cores that steps on them took longer."""
+    shares = get_load_shares(manifest)
+    return shares is not None and (shares[0] > MAX_BUSY or shares[1] > MAX_STEAL)
+
+
+def describe_busy_cores(manifest: Manifest) -> str:
+    """Say what others used of the cores; empty where that is not known."""
+    if (shares := get_load_shares(manifest)) is None:
+        return ""
+    busy, steal = (f"{100 * share:.0f}%" for share in shares)
+    guests = f", other guests {steal}" if shares[1] >= MIN_STEAL else ""
+    return f"other programs used {busy} of the cores{guests}"
+
+
+def describe_load(manifest: Manifest) -> str:
+    """Say what others used of the cores, and how many programs there were before; empty where not known."""
+    used, waiting = describe_busy_cores(manifest), manifest.load_before
+    before = "" if waiting is None else f"; before the run {format_number(waiting, 2)} programs per core"
+    return f"{used}{before}" if used else ""

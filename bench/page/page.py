@@ -52,8 +52,6 @@ class Table:
     """The whole name of each row, where its first cell is a part of it: what the page's filter reads."""
     best: int | None = None
     """The row that stands out."""
-    meanings: tuple[str, ...] = ()
-    """Meanings of its columns, where they first stand on the page."""
 
 
 @dataclass(frozen=True)

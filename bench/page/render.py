@@ -7,14 +7,13 @@ import hashlib
 import html
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ..common.text import escape_markdown as escaped
 from . import drawing
-from .page import Cell, Page, Section
+from .page import Cell, Page
 
 _TEMPLATES = FileSystemLoader(Path(__file__).parent / "templates")
 """Templates by their path: a name of ours may be a package of the user's by now."""
@@ -26,39 +25,19 @@ def render_html(page: Page) -> str:
     # The policy lets this one script run, by its hash; no text of a run can become another.
     script, _, _ = _TEMPLATES.get_source(environment, "report.js")
     sha256 = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    template = environment.get_template("report.html.j2")
-    return template.render(page=add_definitions(page), script=script, script_sha256=sha256)
+    template, left = environment.get_template("report.html.j2"), dict(page.terms)
+
+    def explain_terms(terms: Iterable[str]) -> list[str]:
+        return [f"{term}: {left.pop(term)}." for term in dict.fromkeys(terms) if term in left]
+
+    # The template places from top to bottom: each term is defined where it first stands.
+    return template.render(page=page, explain=explain_terms, script=script, script_sha256=sha256)
 
 
 def render_markdown(page: Page) -> str:
     """Return a summary for a pull request, in GitHub's dialect: answers first, numbers folded."""
     rendered = _make_environment(html=False).get_template("report.md.j2").render(page=page)
     return re.sub(r"\n{3,}", "\n\n", rendered).strip("\n") + "\n"
-
-
-def add_definitions(page: Page) -> Page:
-    """Say what each term of figures and tables means where it first appears, and nowhere else."""
-    left = dict(page.terms)
-
-    def list_meanings(terms: Iterable[str]) -> list[str]:
-        return [f"{term}: {left.pop(term)}." for term in dict.fromkeys(terms) if term in left]
-
-    def explain_section(found: Section) -> Section:
-        figures = [
-            replace(one, note=" ".join(filter(None, (*list_meanings(one.terms), one.note))))
-            for one in found.figures
-        ]
-        tables = [
-            replace(one, meanings=(*list_meanings(column.term for column in one.columns),))
-            for one in found.tables
-        ]
-        return replace(found, figures=figures, tables=tables)
-
-    first = explain_section(Section("", "", figures=page.figures))
-    sections = [explain_section(one) for one in page.sections]
-    numbers = explain_section(Section("", "", tables=page.tables))
-    folds = [explain_section(one) for one in page.folds]
-    return replace(page, figures=first.figures, sections=sections, tables=numbers.tables, folds=folds)
 
 
 def _make_environment(*, html: bool) -> Environment:

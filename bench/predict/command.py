@@ -13,8 +13,7 @@ from typing import Any
 
 from ..common import values
 from ..common.errors import ExitCode, UsageError
-from ..findings.cautions import LARGE_DRIFT
-from ..findings.findings import find_cautions
+from ..findings.cautions import LARGE_DRIFT, find_cautions
 from ..page import terminal
 from ..plan.buckets import parse_bucket_caps
 from ..plan.case import HALF_HOOKS
@@ -79,8 +78,7 @@ def run_prediction(options: argparse.Namespace) -> int:
 def _add_cautions(calibration: Calibration, folder: Path) -> Calibration:
     """Note a drift of the calibrated run; without tables of it nothing is known."""
     with contextlib.suppress(UsageError):
-        run = load_run(folder)
-        found = find_cautions(run.manifest, run.results, run.times)
+        found = find_cautions(load_run(folder))
         notes = (f"{one.short}; calibrate again" for one in found if one.kind == LARGE_DRIFT)
         return replace(calibration, notes=(*calibration.notes, *notes))
     return calibration

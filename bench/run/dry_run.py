@@ -10,7 +10,7 @@ from typing import Any
 from ..common.console import format_s
 from ..common.numbers import format_count
 from ..common.text import escape_controls, format_list, to_json
-from ..findings.wording import format_devices, label_planned_case, name_samples, name_workload_parts
+from ..findings.wording import label_planned_case, name_device, name_samples, name_workload_parts
 from ..plan.settings import AXES, format_value
 from ..results.case_result import CaseResult
 from ..stats.fit import MIN_ROUNDS
@@ -63,7 +63,7 @@ def show_plan(workers: Workers, job: Job, *, as_json: bool = False) -> None:
         }
         print(to_json(found))
         return
-    here = format_devices(job.machine.devices_per_node, job.machine.device_type)
+    here = format_count(job.machine.devices_per_node, name_device(job.machine.device_type))
     as_planned = CaseResult.from_row(of_single.to_row())
     trained = name_workload_parts(as_planned, job.settings.batch_size)
     print(

@@ -13,8 +13,7 @@ from made import made_manifest, times_of
 from msgspec import structs
 from report_runs import case, run
 
-from ddp_bench.bench.findings.cautions import check_rounds, find_slow_links
-from ddp_bench.bench.findings.findings import find_cautions
+from ddp_bench.bench.findings.cautions import check_rounds, find_cautions, find_slow_links
 from ddp_bench.bench.machine.load import LoadReading, average_loads, compute_loads, read_load
 from ddp_bench.bench.machine.manifest import Load
 from ddp_bench.bench.results.aggregate import describe_planned_case, make_case_rows
@@ -155,7 +154,7 @@ def told(busy, steal):
 )
 def test_a_load_that_could_pass_for_a_regression_is_a_caution(busy, steal, said):
     measured = run([case("single", 1, 100.0, device_type="cpu")], told(busy, steal))
-    found = [c for c in cautions_of(measured) if "load" in c.kind]
+    found = [c for c in find_cautions(measured) if "load" in c.kind]
     assert len(found) == bool(said)
     assert all(said in caution.sentence for caution in found)
     shown = group_conditions(measured.manifest, measured.results)["Run"]["load"]
@@ -169,10 +168,6 @@ def test_a_load_average_is_programs_per_core_and_no_share():
     assert re.findall(r"[\d.,]+%", shown) == ["10%"]
 
 
-def cautions_of(made):
-    return find_cautions(made.manifest, made.results, made.times)
-
-
 def test_a_load_is_of_cores_that_stand_in_for_devices_where_it_is_told():
     for load, device_type in (
         ([], "cpu"),
@@ -180,7 +175,7 @@ def test_a_load_is_of_cores_that_stand_in_for_devices_where_it_is_told():
         (told(4, 4)["load"], "cuda"),
     ):
         measured = run([case("single", 1, 100.0, device_type=device_type)], {"load": load})
-        assert "other load" not in [one.kind for one in cautions_of(measured)]
+        assert "other load" not in [one.kind for one in find_cautions(measured)]
 
 
 def found(*series):
@@ -254,6 +249,6 @@ def test_a_case_that_is_not_proved_says_why_and_what_would_prove_it(proof):
     first, second = (doubt, ProofResult(error=0.0)) if proof == "first" else (ProofResult(error=0.0), doubt)
     facts = make_proof_facts(first, second)
     told = {name: facts[name] for name in ("not_proved", "proved_by")}
-    (found,) = (one for one in cautions_of(run([TWO | told, FOUR])) if one.kind == "not proved")
+    (found,) = (one for one in find_cautions(run([TWO | told, FOUR])) if one.kind == "not proved")
     assert found.text == "1 case of 2 could not be proved to train right: it draws; and more"
     assert found.advice == "a seed"

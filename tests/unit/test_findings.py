@@ -23,9 +23,9 @@ from report_runs import case, measured, run, timed, usual_cases
 
 from ddp_bench.bench.common.numbers import format_interval
 from ddp_bench.bench.findings.answers import answer_questions, select_headline
-from ddp_bench.bench.findings.cautions import Caution
+from ddp_bench.bench.findings.cautions import Caution, find_cautions
 from ddp_bench.bench.findings.confidence import assess_confidence
-from ddp_bench.bench.findings.findings import conclude_run, find_cautions
+from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.findings.notes import explain_not_measured
 from ddp_bench.bench.findings.verdicts import CAP, WRAPPER, Verdict
 from ddp_bench.bench.findings.wording import describe_stand_ins
@@ -275,7 +275,7 @@ def linked(comm_ms, own_ms=(), **more):
 @pytest.mark.parametrize(("effect", "warned"), [(1e-4, False), (0.3, True), (None, False)])
 def test_modes_that_train_differently_are_a_caution(effect, *, warned):
     made = run([SINGLE, DDP | {"split_effect": effect}])
-    kinds = [one.kind for one in find_cautions(made.manifest, read_case_results(made.cases), made.times)]
+    kinds = [one.kind for one in find_cautions(made)]
     assert ("unequal weights" in kinds) == warned
 
 

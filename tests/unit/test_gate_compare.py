@@ -70,7 +70,7 @@ def test_the_reference_of_every_ratio_failing_takes_the_ratios_with_it():
     assert [(c.case_id, c.metric) for c in gate.select_verdict("missing")] == [("single-n1", None)]
     assert gate.exit_code == 1
     assert set(gate.only_in_baseline) == {
-        "speed-up of DP emulated (CPU) on 2 CPU cores",
+        "speed-up of DP emulated on 2 CPU cores",
         "speed-up of DDP on 2 CPU cores",
     }
 

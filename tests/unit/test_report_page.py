@@ -5,6 +5,7 @@ Tables are those of the terminal too: rates formed for them, and that quotients 
 
 import re
 from dataclasses import replace
+from html import unescape
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from ddp_bench.bench.findings.wording import label_case
 from ddp_bench.bench.machine.manifest import Manifest
 from ddp_bench.bench.page import terminal
 from ddp_bench.bench.page.page import Link
-from ddp_bench.bench.page.render import add_definitions, render_html
+from ddp_bench.bench.page.render import render_html
 from ddp_bench.bench.results.case_result import get_text, read_case_results
 from ddp_bench.bench.results.run_folder import name_failure_file
 from ddp_bench.report import page as run_page
@@ -103,13 +104,12 @@ def test_a_figure_that_has_nothing_to_show_is_not_there(cases, figures):
 
 
 def test_what_a_term_means_is_said_once_where_it_first_stands():
-    shown = add_definitions(make_page(paper_like()))
-    parts = [*shown.figures, *shown.tables, *(table for fold in shown.folds for table in fold.tables)]
-    text = " ".join(" ".join((part.note, *getattr(part, "meanings", ()))) for part in parts)
-    assert {text.count(f"{term}: {meaning}.") for term, meaning in TERMS.items()} == {0, 1}
-    for first, term in enumerate(("Speed-up", "Against DDP's default", "Exposed")):
-        assert f"{term}: " in parts[first].note
-    assert any(line.startswith("Efficiency: ") for line in shown.tables[0].meanings)
+    html = unescape(render_html(make_page(paper_like())))
+    assert {html.count(f"{term}: {meaning}.") for term, meaning in TERMS.items()} == {0, 1}
+    captions = re.findall("<figcaption>.*?</figcaption>", html, re.DOTALL)
+    for caption, term in zip(captions, ("Speed-up", "Against DDP's default", "Exposed"), strict=True):
+        assert f"{term}: " in caption
+    assert "<li>Efficiency: " in html.partition("<h3>Results</h3>")[2].partition("<h3>")[0]
 
 
 def column(table, name):
