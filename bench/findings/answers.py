@@ -38,7 +38,7 @@ BATCH_NOTE = "Another batch size changes the training: check the loss"
 
 def answer_questions(run: RunData) -> list[Verdict]:
     """Answer what the run allows, by batch size and mode of torch.compile: each variant is a workload."""
-    found = []
+    found: list[Verdict | None] = []
     for label, group in label_variants(run.results):
         here = select_headline(group)
         ids, ddp = {case.case_id for case in here}, find_default(here)
@@ -48,9 +48,9 @@ def answer_questions(run: RunData) -> list[Verdict]:
             wrapper = replace(wrapper, text=f"{wrapper.text}. {settings.split_sentence()[0]}")
         straggler = describe_straggler(ddp, run.manifest, run.times)
         answers = wrapper, settings, answer_communication(ddp, run.typical, straggler)
-        found += [replace(one, of=label) for one in answers if one]
-    found += [*answer_batch(run.results, run.compared), *answer_compile(run.results, run.compared)]
-    return [*found, *answer_published(run)]
+        found += [one and replace(one, of=label) for one in answers]
+    found += [answer_batch(run.results, run.compared), *answer_compile(run.results, run.compared)]
+    return [one for one in (*found, answer_published(run)) if one is not None]
 
 
 def label_variants(cases: Iterable[CaseResult]) -> list[tuple[str, list[CaseResult]]]:
@@ -88,39 +88,28 @@ def select_batches(cases: Sequence[CaseResult]) -> list[CaseResult]:
     return [*{case.batch: case for case in reversed(alike)}.values()][::-1]
 
 
-def answer_batch(cases: Sequence[CaseResult], comparisons: Sequence[Comparison]) -> list[Verdict]:
+def answer_batch(cases: Sequence[CaseResult], comparisons: Sequence[Comparison]) -> Verdict | None:
     """Say which batch size is the fastest per sample and which is the largest that fits, if several."""
     alike = select_batches(cases)
     by_id = {case.case_id: case for case in alike if case.is_ok}
+    largest = max(by_id.values(), key=lambda case: case.batch or 0, default=None)
+    if largest is None:
+        return None
+    where = f" for {name_mode(largest)} on {name_devices(largest)}"
     out = [format_integer(case.batch) for case in alike if case.status == "oom"]
-    if len(by_id) + len(out) < 2 or not by_id:
-        return []
-    largest = max(by_id.values(), key=lambda case: case.batch or 0)
-    where, lacking = (
-        f" for {name_mode(largest)} on {name_devices(largest)}",
-        f"{format_list(out)} ran out of memory",
-    )
-    fits = (
-        f"The largest batch size that fits is {format_integer(largest.batch)}{f'; {lacking}' if out else ''}"
-    )
+    lacking = f"{format_list(out)} ran out of memory"
     known = [one for one in comparisons if {one.case_id, one.reference_id} <= by_id.keys()]
     best = max(known, key=lambda one: one.ratio.estimate, default=None)
     if best is None:
         text = f"only {largest.batch_name} fits{where}: {lacking}"
         only = Verdict(question=BATCH, answer=RESOLVED, text=text, heading=BATCH_HEADING)
-        return [only] if out and len(by_id) == 1 else []
+        return only if out and len(by_id) == 1 else None
+    fits = f"The largest batch size that fits is {format_integer(largest.batch)}"
+    fits += f"; {lacking}" if out else ""
     names = by_id[best.case_id].batch_name, by_id[best.reference_id].batch_name
     of_several = f", the best of {len(by_id)} sizes" if len(by_id) > 2 else ""
-    return [
-        answer_by_ratio(
-            BATCH,
-            best,
-            names,
-            f" per sample{where}{of_several}",
-            heading=BATCH_HEADING,
-            notes=(fits, BATCH_NOTE),
-        )
-    ]
+    where = f" per sample{where}{of_several}"
+    return answer_by_ratio(BATCH, best, names, where, heading=BATCH_HEADING, notes=(fits, BATCH_NOTE))
 
 
 def answer_wrapper(

@@ -12,12 +12,12 @@ from .verdicts import PUBLISHED, RESOLVED, Verdict
 from .wording import name_model
 
 
-def answer_published(run: RunData) -> list[Verdict]:
-    """Compare the largest number of GPUs that others measured alike; empty where they measured none."""
+def answer_published(run: RunData) -> Verdict | None:
+    """Compare the largest number of GPUs that others measured alike; None where they measured none."""
     for ours in sorted(list_scalings(run), key=lambda one: -one.case.num_devices):
         if alike := [one for one in run.published if one.can_compare(ours)]:
-            return [_compare(ours, alike, run.manifest.margin)]
-    return []
+            return _compare(ours, alike, run.manifest.margin)
+    return None
 
 
 def _compare(ours: Scaling, others: Sequence[Scaling], margin: float) -> Verdict:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import re
 import warnings
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -154,7 +153,6 @@ def make_tag(words: str = "", series: str = "") -> str:
 def _inline_svg(raw: str, alt: str) -> str:
     """Return a document that Matplotlib wrote as one `<svg>` element, which shows what `alt` says."""
     root = ET.fromstring(_LEFT_OUT.sub("", raw))  # noqa: S314 - written by matplotlib a moment ago
-    classes: dict[str, str] = {}
     for element in root.iter():
         element.tag = element.tag.removeprefix(_SVG)
         element.text = (element.text or "").strip() or None
@@ -163,11 +161,8 @@ def _inline_svg(raw: str, alt: str) -> str:
             element.set("href", element.attrib.pop(_HREF))
         _shorten(element)
         _add_words(element)
-        if style := _set_theme(element):
-            name = classes.setdefault(style, f"s{zlib.crc32(style.encode()):x}")
-            element.set("class", " ".join(filter(None, (element.get("class"), name))))
-    said = [*classes, *(value for element in root.iter() for value in element.attrib.values())]
-    used = {name for value in said for name in _REFERENCE.findall(value)}
+        _set_theme(element)
+    used = {name for e in root.iter() for value in e.attrib.values() for name in _REFERENCE.findall(value)}
     for own in (element.attrib for element in root.iter()):
         if own.get("id") not in used:
             own.pop("id", None)
@@ -175,9 +170,6 @@ def _inline_svg(raw: str, alt: str) -> str:
     for name in ("width", "height", "version"):
         del root.attrib[name]
     root.attrib |= {"role": "img", "aria-label": alt}
-    sheet = ET.Element("style")
-    sheet.text = "".join(f".{name}{{{style}}}" for style, name in classes.items())
-    root.insert(0, sheet)
     return ET.tostring(root, encoding="unicode")
 
 
@@ -206,8 +198,8 @@ def _add_words(element: ET.Element) -> None:
             element.insert(0, title)
 
 
-def _set_theme(element: ET.Element) -> str:
-    """Take the element's style and return it, in the page's colours and without fonts."""
+def _set_theme(element: ET.Element) -> None:
+    """Write the element's style in the page's colours and without fonts."""
     own = element.attrib
     # The paint of hatches stands in attributes, where the page's variables do not apply.
     paint = [f"{name}: {own.pop(name)}" for name in ("fill", "stroke") if name in own]
@@ -215,7 +207,8 @@ def _set_theme(element: ET.Element) -> str:
     style = ";".join(part.replace(": ", ":") for part in parts if not part.startswith("font-family"))
     for name, colour in COLOURS.items():
         style = style.replace(colour, f"var(--{name})")
-    return style.strip(";")
+    if style := style.strip(";"):
+        own["style"] = style
 
 
 def _prune(parent: ET.Element) -> None:

@@ -204,7 +204,7 @@ def unknown(made):
 def efficiencies(made):
     """A run that is held against itself has its own efficiency, and neither is below the other."""
     own = list_scalings(made.run, "itself")
-    for one in answer_published(replace(made.run, published=tuple(own))):
+    if one := answer_published(replace(made.run, published=tuple(own))):
         most = max(own, key=lambda scaling: scaling.case.num_devices)
         if one.label != "as published" or format_percent(most.efficiency.estimate) not in one.text:
             yield one.text

@@ -71,18 +71,18 @@ UNUSED = {"status": "failed", "reason": "give …", "reason_code": "unused_param
 
 
 ROUNDS_20 = {"num_rounds": 20}
+MEASURED = SINGLE, DP | ROUNDS_20, DDP | ROUNDS_20
+WIDE = over(DDP, DP, 1 / 1.1, 1.1)
+EXPOSING = DDP | exposing(11, 13) | measured(step_ms=100.0)
+CAPS = CAP_1, CAP_25, case("ddp", 2, 160.0, bucket_cap_mb="100")
 
 
 def test_a_side_of_an_interleaved_gate_is_not_gone_on_with():
     """Resumed, it would measure the code as it stands, whatever the side's was."""
-    wide = (over(DDP, DP, 1 / 1.1, 1.1),)
     told = {"timing": {"measuring_s": 100.0}}
-    proposed = [
-        conclude_run(made_run((SINGLE, DP, DDP), wide, manifest={**told, **more})).next_step
-        for more in ({}, {"interleaved_id": "abc"})
-    ]
-    assert proposed[0] is not None
-    assert proposed[1] is None
+    for more, has_next in (({}, True), ({"interleaved_id": "abc"}, False)):
+        made = conclude_run(made_run(MEASURED, (WIDE,), manifest={**told, **more}))
+        assert (made.next_step is not None) == has_next
 
 
 def test_a_mode_that_failed_is_mended_before_anything_is_tried_again():
@@ -93,8 +93,7 @@ def test_a_mode_that_failed_is_mended_before_anything_is_tried_again():
     assert made.next_step is None
     some = concluded(SINGLE, DP, DDP, CAP_1 | FAILED, by=(by,))
     assert some.next_step is None, "a run with a failed case is no baseline"
-    wide = over(DDP, DP, 1 / 1.1, 1.1)
-    open_yet = concluded(SINGLE, DP | ROUNDS_20, DDP | ROUNDS_20, CAP_1 | FAILED, by=(wide,))
+    open_yet = concluded(*MEASURED, CAP_1 | FAILED, by=(WIDE,))
     assert open_yet.next_step is not None, "DDP itself was measured, its answer is open"
 
 
@@ -112,8 +111,7 @@ def test_ddp_that_waits_for_unused_parameters_is_measured_again_with_the_search(
 
 def test_an_open_answer_goes_on_for_as_long_as_its_width_needs():
     """A half-width of log(1.1) has to become log(1.05) / 2: four times, so 15 times as long, and some."""
-    wide = over(DDP, DP, 1 / 1.1, 1.1)
-    step, module, given = following(wide, cases=(SINGLE, DP | ROUNDS_20, DDP | ROUNDS_20))
+    step, module, given = following(WIDE, cases=MEASURED)
     assert module == "bench.run"
     assert given.resume == Path("results/made run")
     needed_s = TIME_FACTOR * 100 * (math.log(1.1) / (math.log(1.05) / 2)) ** 2
@@ -131,9 +129,8 @@ def test_an_open_communication_takes_the_time_that_its_own_interval_needs():
 
 
 def test_a_folder_without_its_journal_begins_anew():
-    cases = SINGLE, DP | ROUNDS_20, DDP | ROUNDS_20
     manifest = {"settings": {"batch_size": 8}}
-    made = made_run(cases, (over(DDP, DP, 1 / 1.1, 1.1),), manifest=manifest, resumable=False)
+    made = made_run(MEASURED, (WIDE,), manifest=manifest, resumable=False)
     module, given = parsed(conclude_run(made).next_step)
     assert module == "bench.run"
     assert given.batch_size == "8"
@@ -141,8 +138,7 @@ def test_a_folder_without_its_journal_begins_anew():
 
 
 def test_with_fixed_rounds_it_names_rounds():
-    wide = over(DDP, DP, 1 / 1.1, 1.1)
-    _, _, given = following(wide, cases=(SINGLE, DP | ROUNDS_20, DDP | ROUNDS_20), rounds=20)
+    _, _, given = following(WIDE, cases=MEASURED, rounds=20)
     assert int(given.rounds) == math.ceil(TIME_FACTOR * 20 * (math.log(1.1) / (math.log(1.05) / 2)) ** 2)
     assert not hasattr(given, "max_time")
 
@@ -163,10 +159,9 @@ def test_a_noise_that_would_take_hours_is_a_case_for_the_doctor():
 
 
 def test_exposed_communication_is_worth_tuning():
-    row = DDP | exposing(11, 13) | measured(step_ms=100.0)
     of_training = {"arch": "resnet34", "batch_size": "8", "seed": "3", "find_unused_parameters": "on"}
     settings = resolve({**of_training, "margin": "2%"}).stored()
-    _, module, given = following(over(row, DP, 1.2, 1.3), cases=(SINGLE, DP, row), **settings)
+    _, module, given = following(over(EXPOSING, DP, 1.2, 1.3), cases=(SINGLE, DP, EXPOSING), **settings)
     assert module == "bench.tune"
     assert given.gpus == "2"
     assert {name: getattr(given, name) for name in of_training} == of_training
@@ -191,35 +186,28 @@ TYPED = "--gradient-as-bucket-view on --batch-size=8 --bucket-cap-mb default,1,2
 def test_the_search_is_typed_as_the_run_was_and_keeps_its_settings(head, tune, monkeypatch):
     forms = [form for form in ("ddp-bench", "python -m ddp_bench") if f"{form} run" in head]
     monkeypatch.setenv(TYPED_ENV, "".join(forms))
-    row = DDP | exposing(11, 13) | measured(step_ms=100.0)
-    by = (over(row, DP, 1.2, 1.3),)
+    by = (over(EXPOSING, DP, 1.2, 1.3),)
     for typed in (f"{head} {TYPED}", f"{head} --preset full {TYPED}"):
-        made = made_run((SINGLE, DP, row), by, manifest={"command": typed})
+        made = made_run((SINGLE, DP, EXPOSING), by, manifest={"command": typed})
         step = conclude_run(made).next_step
         assert step.command == f"{tune} --gradient-as-bucket-view on --batch-size 8 --gpus 2"
 
 
 def test_a_preset_stays_unless_what_it_says_is_replaced(monkeypatch):
     monkeypatch.setenv(TYPED_ENV, "ddp-bench")
-    open_run = (SINGLE, DP | ROUNDS_20, DDP | ROUNDS_20), (over(DDP, DP, 1 / 1.1, 1.1),)
-    for typed, wanted in (
-        ("ddp-bench run --preset quick", "ddp-bench run --preset quick --max-time 26m"),
-        ("ddp-bench run --preset quick --max-time 9m", "ddp-bench run --preset quick --max-time 26m"),
-    ):
-        told = {"command": typed, "timing": {"measuring_s": 100.0}, "margin": None}
-        made = made_run(*open_run, manifest={k: v for k, v in told.items() if v}, resumable=False)
-        command = conclude_run(made).next_step.command
-        assert re.sub(r"\d+m", "26m", command) == wanted
+    for typed in ("ddp-bench run --preset quick", "ddp-bench run --preset quick --max-time 9m"):
+        told = {"command": typed, "timing": {"measuring_s": 100.0}}
+        command = conclude_run(made_run(MEASURED, (WIDE,), manifest=told, resumable=False)).next_step.command
+        assert re.sub(r"\d+m", "26m", command) == "ddp-bench run --preset quick --max-time 26m"
         again = parse_settings(shlex.split(command)[2:])
         assert (again.arch, again.preset) == ("resnet20", "quick")
 
 
 def test_halving_bytes_saves_no_more_than_is_exposed_and_changes_training():
-    caps = CAP_1, CAP_25, case("ddp", 2, 160.0, bucket_cap_mb="100")
     for comm_ms, buffers_ms, most in ((40.0, 1.0, "13 ms"), (22.0, 2.0, "10 ms")):
-        row = DDP | exposing(11, 13) | measured(step_ms=100.0, comm_ms=comm_ms, buffers_ms=buffers_ms)
-        by = over(row, DP, 1.2, 1.3), *(over(cap, row, 0.97, 1.01) for cap in caps)
-        step = concluded(SINGLE, DP, row, *caps, by=by, bucket_cap_mb=["default", "1", "25", "100"]).next_step
+        row = EXPOSING | measured(comm_ms=comm_ms, buffers_ms=buffers_ms)
+        by = over(row, DP, 1.2, 1.3), *(over(cap, row, 0.97, 1.01) for cap in CAPS)
+        step = concluded(SINGLE, DP, row, *CAPS, by=by, bucket_cap_mb=["default", "1", "25", "100"]).next_step
         assert f"at most {most} of" in step.why
         assert "change the training" in step.why
 
@@ -255,23 +243,21 @@ def test_a_run_beside_other_programs_is_no_baseline():
 
 
 def test_where_no_cap_helps_fewer_bytes_are_tried_and_not_other_buckets():
-    row = DDP | exposing(11, 13) | measured(step_ms=100.0)
-    caps = CAP_1, CAP_25, case("ddp", 2, 160.0, bucket_cap_mb="100")
-    by = over(row, DP, 1.2, 1.3), *(over(cap, row, 0.97, 1.01) for cap in caps)
+    by = over(EXPOSING, DP, 1.2, 1.3), *(over(cap, EXPOSING, 0.97, 1.01) for cap in CAPS)
     asked = {"bucket_cap_mb": ["default", "1", "25", "100"], "gpus": [1, 2], "modes": ["dp", "ddp"]}
     for settings, command, options in (
         ({}, "bench.run", {"modes": "ddp", "gpus": "2", "comm_hook": "none,bf16"}),
         ({"comm_hook": ["bf16"]}, "bench.run", {"modes": "ddp", "gpus": "2", "batch_size": "10,20,40"}),
         ({"comm_hook": ["bf16"], "batch_size": [10, 20]}, "bench.export", {}),
     ):
-        step, module, given = following(*by, cases=(SINGLE, DP, row, *caps), **asked, **settings)
+        step, module, given = following(*by, cases=(SINGLE, DP, EXPOSING, *CAPS), **asked, **settings)
         assert module == command
         assert ("No bucket cap helps" in step.why) == ("comm_hook" in options)
         assert {name: getattr(given, name) for name in options} == options
-    _, module, _ = following(*by[:3], cases=(SINGLE, DP, row, *caps[:2]), **asked)
+    _, module, _ = following(*by[:3], cases=(SINGLE, DP, EXPOSING, *CAPS[:2]), **asked)
     assert module == "bench.tune", "two caps are no search"
-    gains = *by[:3], over(caps[2], row, 1.1, 1.2)
-    assert following(*gains, cases=(SINGLE, DP, row, *caps), **asked)[1] == "bench.tune"
+    gains = *by[:3], over(CAPS[2], EXPOSING, 1.1, 1.2)
+    assert following(*gains, cases=(SINGLE, DP, EXPOSING, *CAPS), **asked)[1] == "bench.tune"
 
 
 def test_a_run_with_an_answer_is_worth_keeping():
