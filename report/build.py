@@ -32,13 +32,16 @@ def build(
     compare_with: Path | None = None,
     as_markdown: bool = False,
 ) -> str:
-    """Write a page of `run` to `out`, whole or not at all, and return its path; without `out` return it.
+    """Write a page of `run` to `out`, whole or not at all, and return its path.
 
-    The page is one self-contained HTML document, or a summary in Markdown; the same run gives the same bytes.
-    `predictions` is a file of what `bench.predict --json` printed, `compare_with` a run whose
-    efficiency takes the place of published ones. Raises UsageError for a folder that is no run, a file
-    without predictions, runs that do not compare, or a page that cannot be written.
+    Without `out` the page stands beside the run's files, and Markdown is what is returned. The page is one
+    self-contained HTML document, or a summary in Markdown; the same run gives the same bytes.
+    `predictions` is a file of what `bench.predict --json` printed, `compare_with` a run whose efficiency
+    takes the place of published ones. Raises UsageError for a folder that is no run, a file without
+    predictions, runs that do not compare, or a page that cannot be written.
     """
+    if out is None and not as_markdown:
+        out = run.with_suffix(".html") if is_archive(run) else run / "report.html"
     predicted = None
     if predictions is not None:
         content = read_bytes(predictions, most_bytes=_MAX_PREDICTIONS_BYTES, follow=True)

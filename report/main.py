@@ -12,7 +12,17 @@ from ..bench.common.errors import ExitCode, UsageError
 @make_main("report")
 def main(argv: list[str]) -> int:
     """Write what was asked for, print its path, and return the exit status: 0, or 2 for a user's mistake."""
-    print(_write(_make_parser().parse_args(argv)))
+    arguments = _make_parser().parse_args(argv)
+    if arguments.others:
+        both = format_command("gate", str(arguments.run), arguments.others[0], "--html", "FILE")
+        raise UsageError(f"a page is of one run; to compare two: {both}")
+    if arguments.markdown and arguments.predictions is not None:
+        raise UsageError("--predictions are drawn; leave --markdown out")
+    # Pandas and scipy take a second to import, which --help does without.
+    from .build import build
+
+    more = {"predictions": arguments.predictions, "compare_with": arguments.compare_with}
+    print(build(arguments.run, arguments.out, **more, as_markdown=arguments.markdown))
     return ExitCode.OK
 
 
@@ -53,21 +63,3 @@ def _make_parser() -> Parser:
         help="print answers and results, fit for a comment, or write them to --out",
     )
     return parser
-
-
-def _write(arguments: argparse.Namespace) -> str:
-    # Pandas and scipy take a second to import, which --help does without.
-    from ..bench.results.archive import is_archive
-    from .build import build
-
-    run, out, predictions = arguments.run, arguments.out, arguments.predictions
-    against = arguments.compare_with
-    if arguments.others:
-        both = format_command("gate", str(run), arguments.others[0], "--html", "FILE")
-        raise UsageError(f"a page is of one run; to compare two: {both}")
-    if arguments.markdown:
-        if predictions is not None:
-            raise UsageError("--predictions are drawn; leave --markdown out")
-        return build(run, out, compare_with=against, as_markdown=True)
-    beside = run.with_suffix(".html") if is_archive(run) else run / "report.html"
-    return build(run, out or beside, predictions=predictions, compare_with=against)

@@ -69,7 +69,7 @@ COMMUNICATIONS = {
     "little": exposing(-2, 4),
     "open": exposing(-20, 40),
     "none hidden": exposing(60, 70) | hiding(-30, -10),
-    "hardly hidden": exposing(60, 70) | hiding(-20, 10),
+    "hardly hidden": exposing(60, 70) | hiding(-20, 10) | measured(comm_ms=65.0),
     "too few": exposing(NAN, NAN) | {"exposed_comm_ms": 12.0},
 }
 

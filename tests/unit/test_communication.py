@@ -210,12 +210,6 @@ def test_communication_that_is_surely_below_nothing_adds_nothing():
     assert "%" not in verdict.sentence
 
 
-def test_little_overlap_is_not_called_none():
-    row = DDP | measured(**STEP | {"comm_ms": 65.0}) | exposing(60, 70) | hiding(-20, 10)
-    made = concluded(SINGLE, row)
-    assert made.verdicts[1].sentence.endswith("of which at most 10% is overlapped.")
-
-
 def test_what_contention_adds_has_the_interval_of_its_rounds():
     """Subtracting the ends of intervals would give 4 ms either way."""
     ddp = DDP | measured(step_ms=60.0, exposed_comm_ms=30.0, comm_ms=10.0) | hiding(-210, -190)

@@ -145,16 +145,17 @@ def test_the_first_answer_names_the_cap_with_which_ddp_is_faster(dp, setting, ra
     assert (". Cap 1 MiB is 1.31" in first.sentence) == named
 
 
-def test_one_known_cap_beside_an_unknown_one_is_named_by_itself():
-    verdict = caps(over(CAP_1, DDP, 0.9, 1.1), over(CAP_25, DDP, NAN, NAN))
-    assert verdict.sentence.startswith("Unresolved: cap 1 MiB is 0.99")
-    assert verdict.notes == ("Still undecided: cap 25 MiB",)
-
-
-def test_the_best_is_the_one_with_the_best_estimate_however_wide_the_others_are():
-    verdict = caps(over(CAP_1, DDP, 0.5, 1.5), over(CAP_25, DDP, 0.93, 1.03))
-    assert "the best of 2 bucket caps, cap 25 MiB, is 0.98" in verdict.sentence
-    assert verdict.notes == ("Still undecided: cap 1 MiB",)
+@pytest.mark.parametrize(
+    ("first", "second", "begins", "left"),
+    [
+        ((0.9, 1.1), (NAN, NAN), "cap 1 MiB is 0.99", "cap 25 MiB"),  # the one that is known by itself
+        ((0.5, 1.5), (0.93, 1.03), "the best of 2 bucket caps, cap 25 MiB, is 0.98", "cap 1 MiB"),
+    ],
+)
+def test_the_best_is_the_one_with_the_best_estimate_however_wide_the_others_are(first, second, begins, left):
+    verdict = caps(over(CAP_1, DDP, *first), over(CAP_25, DDP, *second))
+    assert verdict.sentence.startswith(f"Unresolved: {begins}")
+    assert verdict.notes == (f"Still undecided: {left}",)
 
 
 @pytest.mark.parametrize(
