@@ -48,7 +48,7 @@ def answer_questions(run: RunData) -> list[Verdict]:
             wrapper = replace(wrapper, text=f"{wrapper.text}. {settings.split_sentence()[0]}")
         straggler = describe_straggler(ddp, run.manifest, run.times)
         answers = wrapper, settings, answer_communication(ddp, run.typical, straggler)
-        found += [one and replace(one, of=label) for one in answers]
+        found += [one and replace(one, scope=label) for one in answers]
     found += [answer_batch(run.results, run.compared), *answer_compile(run.results, run.compared)]
     return [one for one in (*found, answer_published(run)) if one is not None]
 

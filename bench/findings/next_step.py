@@ -146,7 +146,7 @@ def _propose_less_communication(
     first |= {name: format_value(values[0]) for name, values in varied.items() if len(values) > 1}
     if saving is None or min(shares, default=0.0) < MIN_SHARE:
         return _propose_larger_batch(manifest, ddp, own_work, first)
-    if not any(one.no_cap_helps and one.of == label for one in verdicts):
+    if not any(one.no_cap_helps and one.scope == label for one in verdicts):
         if all(case.num_buckets == 1 for case in exposing):  # which have no better cap
             return _propose_larger_batch(manifest, ddp, saving, first)
         search = write_command(manifest, "tune", **{**dict.fromkeys(TUNE_SETTINGS), **first})

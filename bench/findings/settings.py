@@ -152,7 +152,7 @@ def answer_compile(cases: Sequence[CaseResult], comparisons: Sequence[Comparison
         is_found = most.answer == FASTER and not most.within_margin
         how: dict[str, Any] = {
             "heading": COMPILE,
-            "of": ours.batch_name,
+            "scope": ours.batch_name,
             "paste": paste * is_found,
             "notes": tuple(notes),
         }

@@ -55,7 +55,7 @@ class Verdict:
     """The answer as a sentence, without its capital and its full stop."""
     in_words: str = ""
     """The answer in a few words, where its code does not say it."""
-    of: str = ""
+    scope: str = ""
     """The cases that it speaks of, by batch size and mode of torch.compile, where a run has several."""
     paste: str = ""
     """A line of code that follows from it."""
@@ -73,7 +73,7 @@ class Verdict:
     @property
     def title(self) -> str:
         """The question in words, and the cases that it is about."""
-        return ", ".join(filter(None, (self.heading, self.of)))
+        return ", ".join(filter(None, (self.heading, self.scope)))
 
     @property
     def label(self) -> str:
@@ -99,7 +99,7 @@ class Verdict:
     @property
     def said(self) -> str:
         """The sentence, and the cases that it is about."""
-        return f"{self.of.capitalize()}: {self.sentence}" if self.of else self.sentence
+        return f"{self.scope.capitalize()}: {self.sentence}" if self.scope else self.sentence
 
 
 def answer_by_ratio(

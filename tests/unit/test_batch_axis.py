@@ -195,9 +195,9 @@ def test_every_size_has_the_answers_of_a_run_of_its_own():
     alone = [v.sentence for n in (0, 1) for v in answer_questions(made_run([SINGLES[n], DDPS[n]]))]
     both = answer_questions(made_run([SINGLES[0], DDPS[0], SINGLES[1], DDPS[1]]))
     assert [v.sentence for v in both if v.question != BATCH] == alone
-    assert [v.of for v in both if v.question != BATCH] == ["batch 16", "batch 32"]
+    assert [v.scope for v in both if v.question != BATCH] == ["batch 16", "batch 32"]
     named = [SINGLES[0], compiled("single", 1, 120.0, batch_per_device=16), DDPS[1]]
-    assert [v.of for v in answer_questions(made_run(named))] == ["batch 32, eager"]
+    assert [v.scope for v in answer_questions(made_run(named))] == ["batch 32, eager"]
 
 
 def test_the_page_draws_rate_and_exposed_share_over_sizes_and_names_them_in_tables():

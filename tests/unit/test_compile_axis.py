@@ -195,7 +195,7 @@ def test_every_mode_has_the_answers_of_a_run_of_its_own():
     alone = [v.sentence for own in modes for v in answer_questions(made_run(own, COMPARISONS))]
     both = [v for v in answer_questions(made_run(ROWS, COMPARISONS)) if v.question != COMPILE]
     assert [v.sentence for v in both] == alone
-    assert [(v.question, v.of) for v in both] == [
+    assert [(v.question, v.scope) for v in both] == [
         (WRAPPER, "eager"),
         (CAP, "eager"),
         (WRAPPER, "compiled"),

@@ -88,7 +88,7 @@ def test_a_label_does_not_touch_the_text_behind_it(length, capsys):
     found = load_run(ROOT / LAB)
     made = conclude_run(found)
     first, *others = made.verdicts
-    named = replace(first, of="x" * (length - len(f"{first.title}, ")))
+    named = replace(first, scope="x" * (length - len(f"{first.title}, ")))
     terminal.print_page(make_page(found, conclusion=replace(made, verdicts=(named, *others))))
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith(named.title)]
     assert line.removeprefix(named.title).startswith(" ")
