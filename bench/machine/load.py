@@ -116,7 +116,7 @@ def average_loads(now: Load, earlier: Load) -> Load:
     )
 
 
-def get_load_shares(manifest: Manifest) -> tuple[float, float] | None:
+def _get_load_shares(manifest: Manifest) -> tuple[float, float] | None:
     """Return the shares of a run's cores that other programs and other guests of the hypervisor used.
 
     Fractions over its rounds, the largest of any machine; None where the manifest does not tell.
@@ -127,13 +127,13 @@ def get_load_shares(manifest: Manifest) -> tuple[float, float] | None:
 
 def is_busy(manifest: Manifest) -> bool:
     """Return whether others used so much of the cores that steps on them took longer."""
-    shares = get_load_shares(manifest)
+    shares = _get_load_shares(manifest)
     return shares is not None and (shares[0] > MAX_BUSY or shares[1] > MAX_STEAL)
 
 
 def describe_busy_cores(manifest: Manifest) -> str:
     """Say what others used of the cores; empty where that is not known."""
-    if (shares := get_load_shares(manifest)) is None:
+    if (shares := _get_load_shares(manifest)) is None:
         return ""
     busy, steal = (f"{100 * share:.0f}%" for share in shares)
     guests = f", other guests {steal}" if shares[1] >= MIN_STEAL else ""
