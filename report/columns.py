@@ -20,7 +20,7 @@ from ..bench.plan.settings import IMAGES
 from ..bench.results.case_columns import CASES, name_unit
 from ..bench.results.case_result import CaseResult, parse_finite
 from ..bench.results.columns import Column, Metric
-from ..bench.results.formula import SINGLE
+from ..bench.results.metrics import SINGLE
 from .cases import RATES
 
 ENTRIES = {entry.name: entry for entry in (*CASES, *RATES)}
@@ -94,7 +94,7 @@ def _format_overlap(case: CaseResult) -> str:
 
 
 def _format_over_default(case: CaseResult) -> str:
-    found = None if case.answers_nothing or case.is_stand_in else case.get_interval("vs_ddp_default")
+    found = None if case.shares_gpu or case.is_stand_in else case.get_interval("vs_ddp_default")
     is_reference = found is not None and found.low == found.high == 1
     return "1, the default" if is_reference else format_interval(found)
 

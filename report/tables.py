@@ -80,7 +80,7 @@ _FIRST = (
 )
 _NAMED = _OTHER_OVERLAPS.union(_FIRST.split(), *(names.split() for _, names in TABLES.values()))
 # Metrics that no table names stand in this one.
-_OTHERS = [entry.name for entry in CASES if entry.repeated and entry.name not in _NAMED]
+_OTHERS = [entry.name for entry in CASES if entry.has_interval and entry.name not in _NAMED]
 _LAST = "num_rounds traces num_devices case_id"
 TABLES[EVERY_COLUMN] = ("All cases, those on shared devices too.", " ".join((_FIRST, *_OTHERS, _LAST)))
 
