@@ -118,7 +118,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     forward: float = 0.0
     backward: float = 0.0
     waits: float = 0.0
-    """What its backwards take after their last bucket is ready: ranks write it as part of `backward`."""
+    """The end of its backwards, after their last bucket is ready: ranks write it as part of `backward`."""
     buffers: float = 0.0
     optimizer: float = 0.0
     evaluation: float = 0.0

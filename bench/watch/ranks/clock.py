@@ -94,7 +94,7 @@ class PartClock:
         self.line = ""
         """The user's line that began the latest part, in steps that look for it."""
         self.lag_s = 0.0
-        """By how much the next step to be described began later by the GPU than by the host."""
+        """The time by which the next step to be described began later on the GPU than on the host."""
 
     def take_moment(self) -> Moment:
         """Return the moment at which the GPU has done all that is queued now."""
