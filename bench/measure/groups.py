@@ -41,6 +41,16 @@ def make_group(ranks: range, backend: str) -> dist.ProcessGroup | None:
     return made if isinstance(made, dist.ProcessGroup) else None
 
 
+def check_link(ranks: range, backend: str, device: torch.device) -> None:
+    """See that these ranks can communicate, in a group that is not kept: a communicator takes GPU memory."""
+    group = make_group(ranks, backend)
+    if group is not None:
+        one = torch.ones((), device=device)
+        dist.all_reduce(one, group=group)
+        assert one.item() == len(ranks)
+        dist.destroy_process_group(group)
+
+
 def wait_for_work(group: dist.ProcessGroup | None, device: torch.device) -> None:
     """Wait for what has been launched on a group and on the device."""
     if group is not None:

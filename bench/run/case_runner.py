@@ -65,6 +65,7 @@ class CaseRunner:
         self.settings = settings
         self.plan = plan
         self.places: Sequence[RankPlace] = [one.place for one in begun]
+        self._groups: set[m.GroupKey] = set()
         self.recorder = recorder
         self.console = console
         self._earlier = recorder.list_measured()
@@ -114,6 +115,7 @@ class CaseRunner:
             proves=proved is None,
         )
         try:
+            self._make_group(live)
             began_s = self.get_elapsed_s()
             limit_s = compute_preparing_limit_s(self.settings, case)
             ranks = self._ask_case(live, "its preparation", prepare, limit_s)
@@ -151,6 +153,12 @@ class CaseRunner:
             self.console.print_note(f"{name} is not proved: {why}. What helps: {proof['proved_by']}")
         return proof
 
+    def _make_group(self, live: LiveCase) -> None:
+        if live.case.backend and live.group not in self._groups:
+            make, limit_s = m.Group(group=live.group), compute_preparing_limit_s(self.settings)
+            self._ask_case(live, "its process group", make, limit_s, len(self.workers))
+            self._groups.add(live.group)
+
     def ask(
         self,
         command: m.Command[Any],
@@ -173,13 +181,15 @@ class CaseRunner:
             commands |= dict.fromkeys(range(num_ranks, len(self.workers)), wait)
         return self.workers.ask(commands, what, limit_s)
 
-    def _ask_case(self, live: LiveCase, what: str, command: m.Command[T], limit_s: float) -> list[T]:
-        """Return the answers of the case's ranks to a command.
+    def _ask_case(
+        self, live: LiveCase, what: str, command: m.Command[T], limit_s: float, num_ranks: int | None = None
+    ) -> list[T]:
+        """Return the answers of the case's ranks, or of the first `num_ranks`, to a command.
 
         Raises CaseFailedError where one reports a fault, with which the case ends, and RestartError where the
         ranks cannot go on to another case.
         """
-        num_ranks = live.case.num_ranks
+        num_ranks = num_ranks or live.case.num_ranks
         reports = self.ask(command, what, limit_s, num_ranks=num_ranks, index=live.index)
         failure = find_failure(reports)
         if failure is None:

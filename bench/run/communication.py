@@ -33,13 +33,13 @@ def check_links(run: CaseRunner) -> None:
         return
     largest = max(cases, key=lambda case: case.num_ranks)
     num_ranks, backend = largest.num_ranks, largest.backend
-    smallest = m.Curve(group=(num_ranks, backend), num_bytes=CURVE_BYTES[0])
+    link = m.Link(group=(num_ranks, backend))
     limit_s = max(
         CHECK_TIMEOUT_S[run.settings.device] + CHECK_TIMEOUT_S_PER_RANK * num_ranks,
         run.settings.case_timeout or 0,
     )
     try:
-        reports = run.ask(smallest, "the first all-reduce", limit_s, num_ranks=num_ranks)
+        reports = run.ask(link, "the first all-reduce", limit_s, num_ranks=len(run.workers))
     except RestartError as lost:
         why = str(lost) or "a rank was lost"
         if lost.failure is not None and lost.failure.status == "timeout":

@@ -138,17 +138,13 @@ class Begin(Command[Begun], frozen=True):
     """GPUs that a launcher's ranks on the same host see."""
 
     @property
-    def groups(self) -> list[GroupKey]:
-        """The process groups of the cases, in the order in which all ranks make them."""
-        return [*dict.fromkeys((case.num_ranks, case.backend) for case in self.cases if case.backend)]
-
-    @property
     def num_connections(self) -> int:
         """Connections of a rank: in the group of all ranks, on the first to the store, and in cases' groups.
 
         Gloo connects every two ranks of a group.
         """
-        return 2 * self.world_size + sum(count for count, backend in self.groups if backend == "gloo")
+        groups = {(case.num_ranks, case.backend) for case in self.cases if case.backend == "gloo"}
+        return 2 * self.world_size + sum(num_ranks for num_ranks, _ in groups)
 
 
 class Wait(Command[None], frozen=True):
@@ -159,6 +155,18 @@ class Wait(Command[None], frozen=True):
 
 class Load(Command[LoadReading | None], frozen=True):
     """Read how busy the machine is."""
+
+
+class Group(Command[None], frozen=True):
+    """Make a process group; all ranks together."""
+
+    group: GroupKey
+
+
+class Link(Command[None], frozen=True):
+    """See that the first ranks, as many as the group has, can communicate; all ranks together."""
+
+    group: GroupKey
 
 
 class Prepare(Command[Prepared], frozen=True):
@@ -216,7 +224,7 @@ class Settle(Command[None], frozen=True):
     """True once all cases are prepared: what they were compared with goes, too."""
 
 
-STEP_COMMANDS = (Wait, Prepare, Block, Agree, Curve, Settle)
+STEP_COMMANDS = (Wait, Link, Prepare, Block, Agree, Curve, Settle)
 """Commands that all ranks begin together; a rank that takes no part in one is told to `Wait`."""
 
 Commands: TypeAlias = Mapping[int, Command[Any]]

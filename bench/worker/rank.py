@@ -33,6 +33,7 @@ from ..measure.allreduce import measure_allreduce_ms
 from ..measure.clock import make_clock
 from ..measure.faults import classify_error
 from ..measure.groups import (
+    check_link,
     count_launched,
     make_group,
     set_default_group,
@@ -92,7 +93,7 @@ class Rank:
         with set_default_group(own):
             return self.compute_reply(command)
 
-    def compute_reply(self, command: m.Command[Any]) -> Any:  # noqa: C901, PLR0911 - a table
+    def compute_reply(self, command: m.Command[Any]) -> Any:  # noqa: C901, PLR0911, PLR0912 - a table
         match command:
             case m.Open():
                 return self._open(command)
@@ -106,6 +107,11 @@ class Rank:
                 return None  # only the beginning concerns this rank
             case m.Load():
                 return read_load()
+            case m.Group(group=(num_ranks, backend) as key):
+                self._groups[key] = make_group(range(num_ranks), backend)
+                return None
+            case m.Link(group=(num_ranks, backend)):
+                return check_link(range(num_ranks), backend, self.place.device)
             case m.Prepare():
                 return self._prepare(command)
             case m.Block():
@@ -167,7 +173,6 @@ class Rank:
         self.store = join_default_group(asked, self.number, self.store)
         self._control = dist.group.WORLD
         self._alone = make_group(range(1), settings.backend or "gloo")
-        self._groups = {key: make_group(range(key[0]), key[1]) for key in asked.groups}
         torch.backends.cudnn.benchmark = settings.get_first("cudnn_benchmark")
         self._of_this_run.enter_context(set_float32_precision(settings.precision, self.place.device))
         maker = Maker(

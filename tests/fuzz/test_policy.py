@@ -19,7 +19,7 @@ from ddp_bench.bench.results.comparisons import FASTER, SLOWER, compare_pairs
 from ddp_bench.bench.results.journal import Completion, State
 from ddp_bench.bench.results.round_times import RoundTimes, group_blocks
 from ddp_bench.bench.results.tables import load_blocks
-from ddp_bench.bench.run.stop_rule import StopRule, find_converged, is_look
+from ddp_bench.bench.run.stop_rule import StopRule, find_converged, is_interim_look
 from ddp_bench.bench.stats.fit import FittedSteps
 
 MARGIN = 0.05
@@ -73,7 +73,7 @@ def run_of(log_ms):
         for name, value in zip(names, row, strict=True):
             if name not in resting:
                 step_ms[name, "timed"][r] = 100 * math.exp(value)
-        if not is_look(r):
+        if not is_interim_look(r):
             continue
         units = dict.fromkeys(names, 16)
         recorder.tables.comparisons = compare_pairs(pairs, FittedSteps(step_ms), units=units, margin=MARGIN)

@@ -263,6 +263,7 @@ def test_a_case_is_proven_once_whatever_starts_its_workers_again(settled, asked)
         recorder=SimpleNamespace(
             journal=SimpleNamespace(state=state), set_outcome=lambda *_, **__: written.append("outcome")
         ),
+        _make_group=lambda _: None,
         _ask_case=lambda _, __, told, ___: done.append((told.proves, told.by_device)) or [ready, ready],
         _read_proof=lambda *_: {},
         _record=lambda *_: written.append("warmup"),

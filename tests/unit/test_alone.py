@@ -72,6 +72,7 @@ def link_checked(answer, limits_s=None, **more):
 
     run = SimpleNamespace(
         ask=ask,
+        workers=range(4),
         settings=settings,
         plan=planned(settings),
         places=[RankPlace(rank=rank, host="h", device=f"cuda:{rank}") for rank in range(4)],
@@ -85,7 +86,7 @@ def hangs():
 
 
 def test_the_first_all_reduce_is_asked_for_once_and_ranks_that_do_not_communicate_are_named():
-    asked = (m.Curve(group=(4, "gloo"), num_bytes=4096), 4)
+    asked = (m.Link(group=(4, "gloo")), 4)
     assert link_checked(lambda: {rank: m.Report() for rank in range(4)}) == [asked]
     bad = m.Report(fault=Fault("failed", "unhandled system error"))
     for answer, why in (
