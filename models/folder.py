@@ -168,8 +168,8 @@ class FolderSource(BatchSource):
         sampler: DistributedSampler[Sample] = DistributedSampler(
             images, share.world_size, share.rank, shuffle=True, seed=share.seed, drop_last=True
         )
-        self._gate = _Gate(num_workers)
-        if num_workers:
+        self._gate = _Gate(num_workers) if num_workers else None
+        if self._gate is not None:
             images.gate = self._gate
         self.num_ahead = PREFETCH_FACTOR * num_workers
         loader: DataLoader[Sample] = DataLoader(
@@ -198,10 +198,12 @@ class FolderSource(BatchSource):
         return images.to(self._device, non_blocking=True), targets.to(self._device, non_blocking=True)
 
     def pause(self) -> None:
-        self._gate.close()
+        if self._gate is not None:
+            self._gate.close()
 
     def resume(self) -> None:
-        self._gate.open()
+        if self._gate is not None:
+            self._gate.open()
 
     def close(self) -> None:
         """Stop the workers: they live as long as the loader, which only the generator holds."""

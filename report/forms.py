@@ -18,7 +18,9 @@ from .tables import tabulate
 def make_forms_section(measured: Sequence[WorkloadCases]) -> Section | None:
     """Show every form of parallel training on several devices; None without a mode beside DP and DDP."""
     with_more = [w for w in measured if any(c.mode in COMPARATORS and c.num_devices > 1 for c in w.cases)]
-    cases = add_workload_names([replace(w, cases=_select_cases(w.cases)) for w in with_more])
+    names = {w.name for w in with_more}
+    named = add_workload_names([replace(w, cases=_select_cases(w.cases)) for w in measured])
+    cases = [case for case in named if case.get_text("workload") in names]
     made = tabulate("Side by side", cases)
     if made is None:
         return None

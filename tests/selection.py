@@ -1,4 +1,4 @@
-"""Which tests run and where: the campaign only where it is named, real processes one after another.
+"""Which tests run and where: the campaign only where named, real processes of a folder one after another.
 
 What every change has to wait for is counted: processes that tests start, and seconds.
 """

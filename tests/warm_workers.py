@@ -25,6 +25,9 @@ def measure(arguments, folder, env=None):
         command = get_pool().Process(target=_run, args=(arguments, folder, env or {}, said))
         command.start()
         command.join(LIMIT_S)
+        if command.is_alive():
+            command.kill()
+            command.join()
         stdout, stderr = (path.read_text() for path in said)
     return SimpleNamespace(returncode=command.exitcode, stdout=stdout, stderr=stderr)
 

@@ -153,8 +153,14 @@ class ProofInputs:
 
 def _find_coarsest_dtype(loss: Tensor) -> torch.dtype:
     """Find the coarsest type that gradients pass through on the way from the loss to the parameters."""
-    computed = [node for node in list_graph_nodes(loss) if not hasattr(node, "variable")]
-    dtypes: set[torch.dtype] = {one.dtype for node in computed for one in node._input_metadata}
+    edges = [(loss.grad_fn, loss.output_nr)]
+    edges += [edge for node in list_graph_nodes(loss) for edge in node.next_functions]
+    # Of a result that no edge reaches, such as indices, the metadata has torch's default dtype.
+    dtypes: set[torch.dtype] = {
+        node._input_metadata[output].dtype.to_real()
+        for node, output in edges
+        if node is not None and not hasattr(node, "variable")
+    }
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float64)
 
 

@@ -200,6 +200,11 @@ class LogTables:
     pairs: Sequence[tuple[str, str]] | None = None
     """Cases to compare, where they are others than `list_pairs` would have."""
 
+    @property
+    def _times(self) -> RoundTimes:
+        assert self.state.times is not None  # who makes tables has asked for them
+        return self.state.times
+
     def list_pairs(self) -> Sequence[tuple[str, str]]:
         """List the pairs to compare; a case whose bucket layout another has stands for nothing."""
         if self.pairs is not None:
@@ -210,7 +215,7 @@ class LogTables:
 
     @cached_property
     def _typical(self) -> FittedSteps:
-        return self.state.times.fit_steps()
+        return self._times.fit_steps()
 
     @cached_property
     def comparisons(self) -> list[Comparison]:
@@ -222,7 +227,7 @@ class LogTables:
     def cases(self) -> pd.DataFrame:
         """cases.csv."""
         rows = self._describe_cases()
-        return make_case_rows(rows, self.state.times, self.comparisons, typical=self._typical)
+        return make_case_rows(rows, self._times, self.comparisons, typical=self._typical)
 
     def _describe_cases(self) -> Iterator[dict[str, Any]]:
         """Yield what is known of each case beside its blocks."""
@@ -234,7 +239,7 @@ class LogTables:
         own = PARAMETER_PRECISIONS.get(self.manifest.model.dtype or "")
         if own and self.manifest.settings.precision in ("fp32", "tf32"):
             run["precision"] = own
-        measured = self.state.times.collect_step_ms("timed")
+        measured = self._times.collect_step_ms("timed")
         for index, planned in enumerate(self.state.plan):
             known = self.state.settled.get(index) or Settled(index=index, status="ok")
             told = {**known.facts, "status": known.status, "reason": known.reason}
@@ -249,7 +254,7 @@ class LogTables:
         unit = next((p.case.unit for p in self.state.plan), IMAGES)
         compared = make_frame((one.to_row(unit) for one in self.comparisons), COMPARISONS)
         write_blocks(folder, blocks)
-        write_table(folder, "buckets.csv", make_bucket_rows(self.state.layouts, self.state.times))
+        write_table(folder, "buckets.csv", make_bucket_rows(self.state.layouts, self._times))
         write_table(folder, "allreduce.csv", make_allreduce_rows(self.state.curves.values()))
         write_table(folder, "comparisons.csv", compared)
         write_table(folder, "cases.csv", self.cases)

@@ -149,8 +149,8 @@ class State:
     layouts: dict[str, BucketLayout] = field(default_factory=dict)
     curves: dict[tuple[int, str], Curve] = field(default_factory=dict)
     """The all-reduce curves that are done, by rank count and backend."""
-    times: RoundTimes = field(default_factory=_make_times, compare=False)
-    """Its blocks as numbers."""
+    times: RoundTimes | None = field(default=None, compare=False)
+    """Its blocks as numbers, where they are asked for: of a large run they take minutes."""
     num_blocks: int = 0
     table_bytes: int = 0
     """Size of blocks.csv, made of these blocks, at most."""
@@ -168,11 +168,12 @@ class State:
         )
         return self.ended in tuple(Completion) and settled
 
-    def apply_event(self, event: Event) -> None:
+    def apply_event(self, event: Event) -> None:  # noqa: C901 - a table
         """Go on by one line. Raises ValueError for what no run writes."""
         match event:
             case Block():
-                self.times.add(event)
+                if self.times is not None:
+                    self.times.add(event)
                 self.num_blocks += 1
                 self.table_bytes += event.table_bytes
             case Plan():
@@ -216,7 +217,8 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         """Go on with the log of `folder`, cut behind its last whole line. Raises UsageError as `read`."""
         self.path = folder / JOURNAL
-        self.state, end = _read_state(self.path) if os.path.lexists(self.path) else (State(), 0)
+        self.state = State(times=_make_times())
+        end = _read_state(self.path, self.state) if os.path.lexists(self.path) else 0
         self._descriptor = open_regular(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         if os.fstat(self._descriptor).st_size > end > 0:
             os.ftruncate(self._descriptor, end)
@@ -246,11 +248,13 @@ class Journal:
         os.close(self._descriptor)
 
 
-def read(folder: Path) -> State:
+def read(folder: Path, *, with_times: bool = False) -> State:
     """Read the state that a folder's log tells. Raises UsageError where there is none, or it is damaged."""
     if not (folder / JOURNAL).is_file():
         raise UsageError(f"{folder} has no {JOURNAL}: no run that could be resumed; name a run's folder")
-    return _read_state(folder / JOURNAL)[0]
+    state = State(times=_make_times() if with_times else None)
+    _read_state(folder / JOURNAL, state)
+    return state
 
 
 def read_blocks(folder: Path) -> Iterator[Block]:
@@ -265,9 +269,9 @@ def has_ended(folder: Path) -> bool:
         return file.read()[:-1].rpartition(b"\n")[2].startswith(b'{"event": "end"')
 
 
-def _read_state(path: Path) -> tuple[State, int]:
-    """Read the state that a log tells, and where the last whole line ends."""
-    state, end = State(), 0
+def _read_state(path: Path, state: State) -> int:
+    """Bring a new state to what a log tells; where the last whole line ends."""
+    end = 0
     for number, (event, behind) in enumerate(_read_events(path), start=1):
         try:
             state.apply_event(event)
@@ -276,7 +280,7 @@ def _read_state(path: Path) -> tuple[State, int]:
         end = behind
     if state.version != VERSION:
         raise UsageError(f"{path} is of another version; go on with the ddp-bench that began the run")
-    return state, end
+    return end
 
 
 def _read_events(path: Path) -> Iterator[tuple[Event, int]]:

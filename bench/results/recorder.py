@@ -39,6 +39,7 @@ class Recorder:
     def __init__(self, journal: Journal) -> None:
         self.folder = journal.path.parent
         self.journal = journal
+        assert journal.state.times is not None  # a journal that is written to keeps them
         self.times = journal.state.times
         """All blocks so far."""
         self.manifest = read_manifest(self.folder)

@@ -7,6 +7,7 @@ import os
 import stat
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,7 @@ def load_run(path: Path) -> RunData:
     with open_run_folder(path) as folder:
         manifest = read_manifest(folder)
         if (folder / JOURNAL).is_file() and not has_ended(folder):
-            state = read(folder)
+            state = read(folder, with_times=True)
             # Cases of another version have other names: only that version makes its tables.
             if hash_plan(state.plan) == manifest.plan_hash:
                 return replace(_load_from_log(folder, manifest, state), path=path)
@@ -152,7 +153,8 @@ def _load_from_log(folder: Path, manifest: Manifest, state: State) -> RunData:
     log = folder / JOURNAL
     with report_read_errors(log), make_scratch_folder() as made:
         write_manifest(made, manifest)
-        LogTables(manifest, state).write(made, read_blocks(folder))
+        # A run that measures goes on writing its log.
+        LogTables(manifest, state).write(made, islice(read_blocks(folder), state.num_blocks))
         try:
             return replace(load_tables(made), resumable=True, from_log=True)
         except UsageError as error:

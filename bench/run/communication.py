@@ -118,7 +118,8 @@ def _time_once(run: CaseRunner, group: m.GroupKey, size: int) -> float | None:
         try:
             run.release_ranks(reports, None, group)
         except RestartError:
-            raise RestartError(failure) from None  # nothing else says that this curve has failed
+            run.recorder.record_start(None, what, group)  # who goes on leaves out what is under way
+            raise RestartError(failure) from None
         return None
     return max(curve.read_reply(reports[rank]) for rank in range(num_ranks))
 

@@ -286,4 +286,5 @@ def watch(
 def _report_watch(folder: Path, process: int) -> None:
     if os.getpid() == process:  # no fork of it
         end_here()
-        report(folder, (), 0, quiet=False)
+        await_rows(folder)
+        write_result(folder, 0, quiet=False)

@@ -141,9 +141,9 @@ def start(descriptor: int) -> NoReturn:
     set_default_signals()
     _print_to_stderr()
 
-    def run_worker() -> int:
-        from .rank import Rank  # with torch, which the process that it is a fork of has imported
+    from .rank import Rank  # with torch, which the process that it is a fork of has imported
 
+    def run_worker() -> int:
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed()  # Python's own generator does so itself
         connected = socket.socket(fileno=descriptor)

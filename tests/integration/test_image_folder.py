@@ -225,7 +225,7 @@ def test_loading_is_part_of_every_step_though_other_cases_run_between_the_blocks
 
 
 def test_loader_processes_that_are_no_forks_need_nothing_of_the_users(tmp_path, monkeypatch):
-    """Python 3.14 and macOS begin them so: what they are given is pickled, and a lambda cannot be."""
+    """Python 3.14 begins them so: what they are given is pickled, and a lambda cannot be."""
     before = multiprocessing.get_start_method()
     multiprocessing.set_start_method("forkserver", force=True)
     monkeypatch.setattr(f"{__name__}.WORKLOAD", replace(WORKLOAD, loss=lambda outputs, _: outputs.sum()))

@@ -223,6 +223,45 @@ def test_full_memory_and_a_broken_device_are_no_reason_for_float32(error):
         _ = made.inputs.arithmetic
 
 
+class Largest(torch.autograd.Function):
+    """The largest value of each row, and where it is, through which no gradient passes."""
+
+    @staticmethod
+    def forward(ctx, x):
+        values, indices = x.max(1)
+        ctx.save_for_backward(x, indices)
+        ctx.mark_non_differentiable(indices)
+        return values, indices
+
+    @staticmethod
+    def backward(ctx, grad, _):
+        x, indices = ctx.saved_tensors
+        return torch.zeros_like(x).scatter(1, indices[:, None], grad[:, None])
+
+
+@pytest.mark.parametrize(
+    ("compute", "tolerance"),
+    [
+        (lambda y: Largest.apply(y)[0], 0.0),
+        (lambda y: torch.fft.rfft(y).abs(), 0.0),
+        (lambda y: y.float().double(), 1e-3),
+    ],
+    ids=["indices beside", "complex", "rounds inside"],
+)
+def test_an_error_is_allowed_only_where_gradients_pass_through_a_coarser_type(compute, tolerance):
+    class Model(torch.nn.Linear):
+        def forward(self, x):
+            return compute(super().forward(x.flatten(1)))
+
+    workload = dataclasses.replace(
+        make_resnet_workload("resnet20", 8),
+        module=lambda: Model(3 * 8 * 8, 10),
+        batch_loss=lambda model, batch: model(batch[0]).sum(),
+        loss=None,
+    )
+    assert make_prover(workload, PLACE, 0).inputs.arithmetic.tolerance == tolerance
+
+
 def test_a_model_that_runs_in_neither_says_why():
     class Broken(torch.nn.Linear):
         def forward(self, x):

@@ -70,10 +70,8 @@ def check_both_hosts(folder, said):
     assert f"Rank {late.rank} on host1 is a straggler: " in said
     (case,) = run.results
     assert (case.num_devices, case.num_nodes) == (2, 2)
-    # On a machine that does much else the estimate has scatter, but an interval.
-    assert case.exposed_comm_ms.low < late.later_ms.estimate / 2, (
-        "the wait for the late host is no communication"
-    )
+    # Of the wait for the late host nothing is communication; a machine that does much else adds to both.
+    assert case.exposed_comm_ms.estimate < 0.7 * late.later_ms.estimate
     assert f"{late.rank} on host1" in (folder / "report.html").read_text()
 
 

@@ -114,9 +114,16 @@ def test_a_failed_curve_after_which_the_ranks_start_again_is_not_measured_once_m
         raise RestartError
 
     reports = {0: m.Report(fault=Fault("oom", "out of GPU memory"), launched=3), 1: m.Report(launched=4)}
-    run = SimpleNamespace(ask=lambda *_, **__: reports, settings=resolved(), release_ranks=release_ranks)
+    under_way = []
+    run = SimpleNamespace(
+        ask=lambda *_, **__: reports,
+        settings=resolved(),
+        release_ranks=release_ranks,
+        recorder=SimpleNamespace(record_start=lambda *what: under_way.append(what)),
+    )
     with pytest.raises(RestartError) as lost:
         _time_once(run, (2, "gloo"), MIB)
+    assert under_way == [(None, "the all-reduce curve of 2 ranks", (2, "gloo"))]
     assert (lost.value.failure.status, lost.value.failure.reason) == ("oom", "out of GPU memory")
 
 

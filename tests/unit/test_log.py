@@ -9,6 +9,7 @@ from selection import in_campaign
 
 from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.plan.sweep import hash_plan
+from ddp_bench.bench.results import store
 from ddp_bench.bench.results.block_times import BlockTimes
 from ddp_bench.bench.results.case_columns import FILES
 from ddp_bench.bench.results.columns import MAX_NUMBER, MIN_NUMBER, make_frame
@@ -128,6 +129,28 @@ def test_an_ended_run_of_a_version_whose_log_has_no_blocks_is_read(killed):
     log = killed / JOURNAL
     log.write_text(log.read_text().replace(', "version": 2', ""))
     pd.testing.assert_frame_equal(load_run(killed).blocks, whole.blocks)
+
+
+def test_times_of_blocks_are_kept_only_where_they_are_asked_for(killed):
+    """Of a large run they take minutes, and who looks for a case's outcome needs none."""
+    events, whole = read(killed), read(killed, with_times=True)
+    assert events == whole
+    assert events.times is None
+    assert whole.num_blocks == 3 * len(PLAN)
+    assert {*whole.times.cases} == {one.case.case_id for one in PLAN}
+
+
+def test_a_block_that_comes_while_a_run_is_read_is_in_none_of_its_tables(killed, monkeypatch):
+    reopened = Recorder.reopen(killed)
+
+    def read_then_go_on(folder, **how):
+        state = read(folder, **how)
+        add_block(reopened, PLAN[0].case, 4)
+        return state
+
+    monkeypatch.setattr(store, "read", read_then_go_on)
+    run = load_run(killed)
+    assert run.blocks["round"].max() == 3
 
 
 def test_a_block_comes_back_from_the_log_as_it_was_recorded(killed):

@@ -128,6 +128,10 @@ def test_what_a_form_or_setting_cannot_do_is_skipped(settings, reason):
     assert reason in str(plan[-1].skip_reason)
 
 
+def test_unused_parameters_are_left_out_where_ddp_looks_for_them():
+    assert make(**UNUSED, find_unused_parameters="on")[-1].case.skip_all_reduce_unused_params
+
+
 def test_weak_scaling_fixes_the_batch_per_device_strong_the_global_one_and_accumulation_multiplies_it():
     weak = make(gpus=(1, 2, 4), batch_size=16)
     assert {p.case.batch_per_device for p in weak} == {16}

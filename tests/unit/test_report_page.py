@@ -341,6 +341,20 @@ def test_cases_that_share_a_gpu_have_a_line_each_and_nothing_is_compared(capsys)
     assert {found for cell in shown for found in re.findall(r"11,\d+", str(cell))} == {"11,210"}
 
 
+def test_forms_say_which_workload_they_are_of_where_another_has_none():
+    """Fully sharded cases are measured uncompiled only."""
+    modes = {"off": ("single", "ddp", "fsdp"), "default": ("single", "ddp")}
+    cases = [
+        case(mode, 1 if mode == "single" else 2, 100.0, compile=how) | {"case_id": f"{mode}-{how}"}
+        for how in modes
+        for mode in modes[how]
+    ]
+    (forms,) = (part for part in make_page(run(cases)).sections if part.key == "forms")
+    (table,) = forms.tables
+    at = [heading.term for heading in table.columns].index("Workload")
+    assert [row[at] for row in table.rows] == ["eager"] * 3
+
+
 @pytest.mark.parametrize("width", [*range(60, 72)])
 def test_no_line_ends_within_a_word_that_has_a_hyphen(width, capsys):
     terminal.print_page(make_page(sample(SAMPLES[0])), piped_width=width)

@@ -23,6 +23,12 @@ def test_hosts_of_one_name_whose_processes_have_one_number_write_files_of_their_
     assert not is_joined(folder)
 
 
+@pytest.mark.parametrize("said", ["", "node-1"])
+def test_a_rank_that_is_no_number_in_the_environment_ends_no_watch(said, tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", said)
+    assert Rows(make_config(tmp_path, 5)).rank == 0
+
+
 @pytest.mark.parametrize("cap", ["25", "0.001", "100", "1.5", "0.1"])
 def test_a_cap_is_written_as_the_script_has_it(cap):
     assert format_cap_mib(int(float(cap) * 2**20)) == cap

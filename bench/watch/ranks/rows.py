@@ -20,7 +20,8 @@ class Rows:
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.host, self.pid = os.environ.get("BENCH_HOST") or socket.gethostname(), 0
-        self.rank = int(os.environ.get("RANK", "0"))
+        rank = os.environ.get("RANK", "")
+        self.rank = int(rank) if rank.isdecimal() else 0  # until the process group tells it
         # Containers on one machine may share its name, and have processes of the same numbers.
         name = f"{self.host.replace(os.sep, '-')}-{config['launch']}"
         self.file = os.path.join(config["folder"], "ranks", name)  # noqa: PTH118

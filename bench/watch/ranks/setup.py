@@ -60,6 +60,8 @@ class Loader:
     facts: dict[str, Any]
     passes: int = 0
     """Passes whose batches were trained on."""
+    epoch: int | None = None
+    """Epoch of its shuffling DistributedSampler in the latest pass, trained on or not."""
     epochs: set[int] = field(default_factory=set)
     """Epochs of a shuffling DistributedSampler in its passes."""
     begins: bool = False
@@ -122,8 +124,8 @@ class Setup:
             if begins and loader.passes < MAX_PASSES:
                 loader.begins = True
                 inner = getattr(sampler, "sampler", sampler)
-                if isinstance(inner, DistributedSampler) and inner.shuffle:
-                    loader.epochs.add(inner.epoch)
+                shuffles = isinstance(inner, DistributedSampler) and inner.shuffle
+                loader.epoch = inner.epoch if shuffles else None
 
     def note_backward(self) -> None:
         """Note that the latest batch is trained on."""
@@ -131,6 +133,8 @@ class Setup:
         if loader is not None and loader.begins:
             loader.begins = False
             loader.passes += 1
+            if loader.epoch is not None:
+                loader.epochs.add(loader.epoch)
             row = {"passes": loader.passes, "epochs": len(loader.epochs), **loader.facts}
             self.watch.rows.write(kind="loader", **row)
 
