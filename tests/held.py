@@ -23,7 +23,7 @@ def place_of(rank: int = 0, device: str | torch.device = CPU) -> Place:
 
 
 def trainer_of(case: Case, workload: Workload, place: Place, group: Any = None, **mode: Any) -> Trainer:
-    """What trains a case on this rank, on a batch that stays on the device."""
+    """Make what trains a case on this rank, on a batch that stays on the device."""
     rows, part = split_batch(case).batch_size, case.get_part(place.rank)
     share = Share(batch_size=rows, rank=part, device=place.device)
     built = build_mode(case, make_module(workload), place, group, **mode)

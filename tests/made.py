@@ -41,7 +41,7 @@ def torchrun(num_ranks: int) -> Launch:
 
 
 def inspected(**fields: Any) -> Inspected:
-    """What the worker that looks at a model tells of one that is like the built-in ones."""
+    """Return what a worker tells of a model that is like the built-in ones."""
     usual = {"model": Model(arch="net"), "image_size": None, "unit": "images", "units_per_sample": 1}
     return Inspected(**usual | {"has_fused_optimizer": True, "takes_images": True} | fields)
 

@@ -34,7 +34,7 @@ def run_ranks(script, num_ranks, folder, *, meet=False):
 
 
 def get_pool():
-    """What starts processes that have torch."""
+    """Return the pool, which starts processes that have torch."""
     pool = multiprocessing.get_context(START_METHOD)
     pool.set_forkserver_preload(list(PRELOADED))
     return pool

@@ -63,17 +63,11 @@ def _serve(parent, conductor, modules, env):
     import torch  # most tests need none
 
     from ddp_bench.bench.common.process import end_with
-    from ddp_bench.bench.worker.main import start, start_forks
+    from ddp_bench.bench.worker.main import serve_forks
 
     end_with(parent)
     os.setsid()
     os.environ.update(env)
     torch.set_num_threads(1)
-    with conductor:
-        found = start_forks(conductor, modules)
-    if found is not None:
-        environment, connection = found
-        os.environ.clear()
-        os.environ.update(environment)
-        start(connection)
+    serve_forks(conductor, modules)
     os._exit(0)

@@ -251,6 +251,17 @@ def _receive_request(conductor: socket.socket) -> tuple[dict[str, Any], list[int
     return json.loads(line), descriptors
 
 
+def serve_forks(conductor: socket.socket, modules: Sequence[str]) -> None:
+    """Fork workers as `start_forks` does, and in a fork be one; return once the conductor has gone."""
+    with conductor:
+        found = start_forks(conductor, modules)
+    if found is not None:
+        environment, connection = found
+        os.environ.clear()
+        os.environ.update(environment)
+        start(connection)
+
+
 def main(arguments: Sequence[str]) -> None:
     """Be a worker with this end of a connection; or, told of its parent and modules too, fork workers."""
     descriptor, *more = arguments
@@ -258,13 +269,7 @@ def main(arguments: Sequence[str]) -> None:
         start(int(descriptor))
     parent, *modules = more
     end_with(int(parent))  # imports take seconds, in which nobody reads the socket
-    with socket.socket(fileno=int(descriptor)) as conductor:
-        found = start_forks(conductor, modules)
-    if found is not None:
-        environment, connection = found
-        os.environ.clear()
-        os.environ.update(environment)
-        start(connection)
+    serve_forks(socket.socket(fileno=int(descriptor)), modules)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def waited_for(monkeypatch):
 
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_phases_and_dp_stages_make_up_the_step_and_leave_nothing_in_it(waited_for, accumulate):
-    """Of one step, all its micro-batches: medians over several need not add up. It waits for no GPU."""
+    """Take one step, all its micro-batches: medians over several need not add up. It waits for no GPU."""
     made = trainer("dp", 2, accumulate=accumulate)
     made.step()
     times = run_anatomy(made, 1, CPU, local_steps=0)

@@ -167,7 +167,7 @@ def test_conditions_that_may_be_the_change_itself_are_told_and_do_not_block():
 
 
 def test_too_few_rounds_or_nothing_in_common():
-    """What would mend it is said as a command."""
+    """The user is told a command that mends it."""
     base = made_run(STEADY, **OPTIONS)
     short = made_run({key: series[:2] for key, series in STEADY.items()}, path="short", **OPTIONS)
     for pair in ((base, short), (short, base)):
